@@ -1,0 +1,146 @@
+"""The oracle: attention in float32 or float64 by the textbook formula, and the error rule.
+
+Everything materialises the scores, (batch, heads_q, seqlen_q, seqlen_k): for tests, not for use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fa4.problem import Problem
+
+OUT_FACTOR = 1.5  # O may err this many times as much as torch's attention in the same dtype,
+OUT_SLACK = 1e-3  # plus this,
+LSE_TOLERANCE = 5e-4  # and LSE by this
+
+
+def visible_keys(problem: Problem, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Boolean (seqlen_q, seqlen_k): True where query i may see key j."""
+    row = torch.arange(problem.seqlen_q, device=device)[:, None] + problem.diagonal_shift
+    offset = torch.arange(problem.seqlen_k, device=device)[None, :] - row
+    seen = torch.ones_like(offset, dtype=torch.bool)
+    if problem.window_left is not None:
+        seen &= offset >= -problem.window_left
+    if problem.window_right is not None:
+        seen &= offset <= problem.window_right
+    return seen
+
+
+def attention(
+    problem: Problem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O (B, Sq, H, Dv) and natural-log LSE (B, H, Sq), both computed and returned in `dtype`.
+
+    Shapes of q, k, v as in `Problem`. A row that sees no key has O = 0 and LSE = -inf.
+    """
+    q, k, v = (_heads_first(t.to(dtype), problem) for t in (q, k, v))
+    scores = _scores(problem, q, k)
+    lse = scores.logsumexp(dim=-1)
+    return (_probabilities(scores, lse) @ v).transpose(1, 2), lse
+
+
+def gradients(
+    problem: Problem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    grad_out: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ, dK, dV in the shapes of q, k, v for grad_out (B, Sq, H, Dv); zero for rows without a key.
+
+    With P the probabilities and dP = dO V^T: dS = P (dP - rowsum(dO O)), FlashAttention-2,
+    section 3.1; a softcap multiplies dS by 1 - (score / softcap)^2.
+    """
+    q, k, v, grad_out = (_heads_first(t.to(dtype), problem) for t in (q, k, v, grad_out))
+    scores = _scores(problem, q, k)
+    p = _probabilities(scores, scores.logsumexp(dim=-1))
+    delta = ((p @ v) * grad_out).sum(dim=-1, keepdim=True)
+    grad_scores = p * (grad_out @ v.transpose(-1, -2) - delta) * problem.scale
+    if problem.softcap:
+        capped = scores.masked_fill(scores.isneginf(), 0.0)
+        grad_scores = grad_scores * (1.0 - (capped / problem.softcap) ** 2)
+    grad_k = _sum_groups(grad_scores.transpose(-1, -2) @ q, problem)
+    grad_v = _sum_groups(p.transpose(-1, -2) @ grad_out, problem)
+    return (grad_scores @ k).transpose(1, 2), grad_k.transpose(1, 2), grad_v.transpose(1, 2)
+
+
+def attention_in_dtype(
+    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """O as plain torch computes it in the dtype of q: scores, probabilities and O are rounded."""
+    q, k, v = (_heads_first(t, problem) for t in (q, k, v))
+    scores = _scores(problem, q, k)
+    p = torch.softmax(scores.float(), dim=-1).nan_to_num(0.0)
+    return (p.to(q.dtype) @ v).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Largest absolute errors against float32; `torch_error` is that of `attention_in_dtype`."""
+
+    out_error: float
+    torch_error: float
+    lse_error: float
+
+    @property
+    def out_limit(self) -> float:
+        return OUT_FACTOR * self.torch_error + OUT_SLACK
+
+    @property
+    def ok(self) -> bool:
+        """The error rule. A NaN anywhere fails it."""
+        return self.out_error <= self.out_limit and self.lse_error <= LSE_TOLERANCE
+
+    def __str__(self) -> str:
+        return (
+            f"O {self.out_error:.2e} (limit {self.out_limit:.2e}, torch {self.torch_error:.2e}), "
+            f"LSE {self.lse_error:.2e} (limit {LSE_TOLERANCE:.0e})"
+        )
+
+
+def compare(
+    problem: Problem,
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> Agreement:
+    """Errors of a result `out`, `lse` for `inputs` = (q, k, v), beside those of torch."""
+    expected_out, expected_lse = attention(problem, *inputs)
+    return Agreement(
+        out_error=_largest(out.float() - expected_out),
+        torch_error=_largest(attention_in_dtype(problem, *inputs).float() - expected_out),
+        lse_error=_largest(torch.where(lse == expected_lse, 0.0, lse - expected_lse)),
+    )
+
+
+def _heads_first(t: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """(B, S, H, D) -> (B, heads_q, S, D), key/value heads repeated for their group."""
+    repeats = problem.heads_q // t.shape[2]
+    return t.repeat_interleave(repeats, dim=2).transpose(1, 2)
+
+
+def _sum_groups(t: torch.Tensor, problem: Problem) -> torch.Tensor:
+    return t.unflatten(1, (problem.heads_kv, problem.group_size)).sum(dim=2)
+
+
+def _scores(problem: Problem, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    scores = (q * problem.scale) @ k.transpose(-1, -2)
+    if problem.softcap:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    return scores.masked_fill(~visible_keys(problem, q.device), -torch.inf)
+
+
+def _probabilities(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """exp(scores - lse), with 0 instead of NaN in rows whose lse is -inf."""
+    return torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None])
+
+
+def _largest(error: torch.Tensor) -> float:
+    return error.abs().max().item() if error.numel() else 0.0
