@@ -1,0 +1,284 @@
+"""The entry points for torch tensors: check, plan, allocate, launch.
+
+A call that was made before with the same shapes and options costs one cache hit for its checks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+
+from fa4.plan import Plan, plan_forward
+from fa4.problem import Problem, default_scale
+
+logger = logging.getLogger("fa4")
+
+EMULATED_ARCHS = ("sm_100a",)
+TMA_ALIGNMENT = 16  # bytes, of the base address and of every stride but the last
+TMA_STRIDE_LIMIT = 2**40  # bytes: the width of a stride in a tensor map
+
+_DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a call would run. `reason` says why not, or what it will cost beyond the kernel."""
+
+    ok: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention, O = softmax(softmax_scale * Q K^T) V, without a backward pass.
+
+    Args:
+        q: (batch, seqlen_q, heads_q, head_dim), bfloat16 or float16.
+        k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv (GQA, MQA).
+        v: (batch, seqlen_k, heads_kv, head_dim_v). Head dims are multiples of 8, at most 128, or
+            (192, 128). Strides are free but the last, which is 1. A tensor whose base or strides
+            are no multiple of 16 bytes is copied first, since TMA cannot address it.
+        softmax_scale: positive; default 1/sqrt(head_dim).
+        causal: query i sees keys j <= i + seqlen_k - seqlen_q (aligned at the bottom right).
+        window_size: (left, right); query i sees the keys from i - left to i + right, aligned as
+            above. None or a negative bound is unbounded; `causal` makes right 0.
+        softcap: scores become softcap * tanh(score / softcap); 0.0 is off.
+        return_lse: return also the log-sum-exp of each row.
+
+    Returns:
+        out (batch, seqlen_q, heads_q, head_dim_v) in the dtype of q; with return_lse also
+        lse (batch, heads_q, seqlen_q), float32, natural logarithm. A row that sees no key has
+        out 0 and lse -inf.
+
+    CUDA tensors on compute capability 10.x run natively. CPU tensors run the same compiled kernel
+    in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
+
+    Raises:
+        TypeError, ValueError: a dtype, shape, stride or option that is not supported.
+        NotImplementedError: a gradient is asked for, or the device has no kernel.
+    """
+    _check_tensors(q, k, v)
+    problem, plan = _resolve(
+        (q.shape, k.shape, v.shape),
+        (q.dtype, k.dtype, v.dtype),
+        (softmax_scale, causal, *_window(window_size), softcap),
+        _arch(q.device),
+    )
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+    lse = torch.empty(
+        (problem.batch, problem.heads_q, problem.seqlen_q), dtype=torch.float32, device=q.device
+    )
+    if problem.empty:
+        out.zero_()
+        lse.fill_(-torch.inf)
+    else:
+        if q.device.type == "cpu":
+            _announce_emulator(plan.arch)
+        inputs = (_addressable("q", q), _addressable("k", k), _addressable("v", v))
+        _launcher().forward(problem, plan, *inputs, out, lse)
+    return (out, lse) if return_lse else out
+
+
+def can_implement(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+) -> Support:
+    """Say whether `flash_attn_func` with these arguments would run, and if not, why.
+
+    Compiles nothing, launches nothing, reads no tensor contents.
+    """
+    try:
+        _check_tensors(q, k, v)
+        options = (softmax_scale, causal, *_window(window_size), softcap)
+        arch = _arch(q.device)
+        _resolve((q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), options, arch)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return Support(False, str(error))
+    copies = [
+        f"{name} is copied first: {reason}"
+        for name, tensor in (("q", q), ("k", k), ("v", v))
+        if (reason := _tma_obstacle(_with_plain_strides(tensor)))
+    ]
+    return Support(True, "; ".join(copies))
+
+
+def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """What must hold for each tensor whatever its shape; runs on every call."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
+        if tensor.device != q.device:
+            raise ValueError(
+                f"{name} is on {tensor.device} but q is on {q.device}; move them to one device."
+            )
+        if tensor.dim() == 4 and tensor.stride(3) != 1 and tensor.shape[3] > 1:
+            raise ValueError(
+                f"{name} has strides {tuple(tensor.stride())}; the last must be 1. "
+                f"Pass {name}.contiguous()."
+            )
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} requires a gradient, and this version has no backward pass. "
+                "Call under torch.no_grad() or pass a detached tensor."
+            )
+
+
+@lru_cache(maxsize=4096)
+def _resolve(
+    shapes: tuple[torch.Size, torch.Size, torch.Size],
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    options: tuple[float | None, bool, int | None, int | None, float],
+    arch: str,
+) -> tuple[Problem, Plan]:
+    """The checked problem and its plan. `options`: scale, causal, left, right, softcap."""
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, head_dim_v = _sizes(*shapes)
+    scale, causal, left, right, softcap = options
+    problem = Problem(
+        batch=batch,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=_dtype_name(dtypes),
+        causal=causal,
+        window_left=left,
+        window_right=right,
+        softcap=softcap,
+        scale=default_scale(head_dim) if scale is None else scale,
+    )
+    return problem, plan_forward(problem, arch)
+
+
+def _sizes(q: torch.Size, k: torch.Size, v: torch.Size) -> tuple[int, ...]:
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 4:
+            raise ValueError(
+                f"{name} has shape {tuple(shape)}; it must be (batch, seqlen, heads, head_dim)."
+            )
+    if q[0] != k[0] or q[3] != k[3]:
+        raise ValueError(f"q {tuple(q)} and k {tuple(k)} must agree in batch (0) and head_dim (3).")
+    if k[:3] != v[:3]:
+        raise ValueError(
+            f"k {tuple(k)} and v {tuple(v)} must agree in batch (0), seqlen_k (1) and heads (2)."
+        )
+    if q[3] == 0:
+        raise ValueError(f"q has shape {tuple(q)}; head_dim must be a positive multiple of 8.")
+    return q[0], q[1], k[1], q[2], k[2], q[3], v[3]
+
+
+def _dtype_name(dtypes: tuple[torch.dtype, ...]) -> str:
+    if len(set(dtypes)) > 1:
+        raise TypeError("q, k, v have dtypes {}, {}, {}; they must be equal.".format(*dtypes))
+    if dtypes[0] not in _DTYPE_NAMES:
+        allowed = " or ".join(_DTYPE_NAMES.values())
+        raise TypeError(f"q, k, v have dtype {dtypes[0]}; cast them to {allowed}.")
+    return _DTYPE_NAMES[dtypes[0]]
+
+
+def _window(window_size: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"window_size is {window_size!r}; it must be (left, right), each an int or None."
+        ) from None
+    return left, right
+
+
+def _arch(device: torch.device) -> str:
+    """Architecture whose kernel runs tensors of `device`: the GPU's own, or the emulated one."""
+    if device.type == "cpu":
+        return _emulated_arch(os.environ.get("FA4_EMULATE_ARCH", EMULATED_ARCHS[0]))
+    return _native_arch(device)
+
+
+@lru_cache
+def _emulated_arch(arch: str) -> str:
+    if arch not in EMULATED_ARCHS:
+        raise ValueError(
+            f"FA4_EMULATE_ARCH is {arch!r}; this version emulates {', '.join(EMULATED_ARCHS)}."
+        )
+    return arch
+
+
+@lru_cache
+def _native_arch(device: torch.device) -> str:
+    remedy = "Supported: CUDA devices of compute capability 10.x, and CPU tensors (emulated)."
+    if device.type != "cuda":
+        raise NotImplementedError(f"No kernel for device {str(device)!r}. {remedy}")
+    major, minor = torch.cuda.get_device_capability(device)
+    if major != 10:
+        name = torch.cuda.get_device_name(device)
+        raise NotImplementedError(
+            f"No kernel for {name} ({device}, compute capability {major}.{minor}). {remedy}"
+        )
+    return f"sm_{major}{minor}a"
+
+
+def _addressable(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself, a view with legal strides, or a contiguous copy that TMA can address."""
+    if _tma_obstacle(tensor) is None:
+        return tensor
+    view = _with_plain_strides(tensor)
+    reason = _tma_obstacle(view)
+    if reason is None:
+        return view
+    logger.debug("%s %s is copied: %s", name, tuple(tensor.shape), reason)
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _tma_obstacle(tensor: torch.Tensor) -> str | None:
+    """Why a TMA tensor map cannot describe the tensor; None if it can."""
+    size = tensor.element_size()
+    if tensor.data_ptr() % TMA_ALIGNMENT:
+        return f"its address is no multiple of {TMA_ALIGNMENT} bytes"
+    for stride in tensor.stride()[:-1]:
+        if (stride * size) % TMA_ALIGNMENT:
+            return f"its strides {tensor.stride()} are no multiples of {TMA_ALIGNMENT} bytes"
+        if stride * size >= TMA_STRIDE_LIMIT:
+            return f"its strides {tensor.stride()} reach 2^40 bytes"
+    return None
+
+
+def _with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements; dimensions of size 1, whose stride means nothing, get stride 0."""
+    strides = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(tensor.shape, [*strides[:-1], 1])
+
+
+@lru_cache
+def _announce_emulator(arch: str) -> None:
+    logger.warning(
+        "CPU tensors: the compiled %s kernel runs in the emulator, far slower than on a GPU", arch
+    )
+
+
+@lru_cache(maxsize=1)
+def _launcher() -> ModuleType:
+    """fa4.launch, imported late: it brings the compiler along."""
+    from fa4 import launch
+
+    return launch
