@@ -1,0 +1,159 @@
+"""A kernel as translated from PTX, and the values that a run takes and returns.
+
+    program = Program.from_ptx(ptx, entry)
+    memory = GlobalMemory()
+    memory.add(tensor.data_ptr(), nbytes, "q")
+    stats = program.run(Launch(grid, block, cluster, smem_bytes, params), memory, Schedule())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from .errors import LaunchError
+
+if TYPE_CHECKING:
+    from .labels import Labels
+    from .memory import GlobalMemory
+
+Dim3 = tuple[int, int, int]
+KINDS = ("early", "late", "random", "priority")
+
+
+@dataclass(frozen=True)
+class Param:
+    """One kernel parameter: `size`, `align` and `offset` in bytes of the parameter block."""
+
+    name: str
+    size: int
+    align: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch call passes. `params` is the parameter block laid out as `Program.params`.
+
+    `registers_per_thread` is the register count at launch (the pool of setmaxnreg); None takes
+    it from the kernel's `.maxnreg` or `.reqntid` and `.minnctapersm` directives.
+    `sm_count` is what `%nsmid` answers.
+    """
+
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    smem_bytes: int
+    params: bytes
+    registers_per_thread: int | None = None
+    sm_count: int = 148
+
+    def __post_init__(self) -> None:
+        for axis in range(3):
+            if self.grid[axis] < 1 or self.block[axis] < 1 or self.cluster[axis] < 1:
+                raise LaunchError(
+                    f"grid {self.grid}, block {self.block} and cluster {self.cluster} must be "
+                    "positive in every dimension"
+                )
+            if self.grid[axis] % self.cluster[axis]:
+                raise LaunchError(f"grid {self.grid} is no multiple of cluster {self.cluster}")
+        if self.threads > 1024:
+            raise LaunchError(f"block {self.block} has {self.threads} threads; at most 1024")
+
+    @property
+    def threads(self) -> int:
+        """Threads of one CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of one cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Order of warps and of asynchronous effects (TMA, tensor core, bulk copies, TMEM stores).
+
+    `early`: effects at issue, warps in turn.  `late`: effects only when every warp is blocked.
+    `random`: any runnable warp or effect.  `priority`: strict random priorities per warp and per
+    asynchronous engine, changed at a few random moments (probabilistic concurrency testing).
+    A run is a function of (kind, seed); `early` and `late` ignore the seed.
+    """
+
+    kind: Literal["early", "late", "random", "priority"] = "early"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"schedule kind {self.kind!r} is unknown; use one of {KINDS}")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A wait or a signal, for a timeline. `step` counts warp-instructions of the cluster so far.
+
+    `kind`: "wait" (a warp starts to wait), "resume" or "signal". `target` names the barrier.
+    """
+
+    step: int
+    kind: str
+    cta: int
+    warps: tuple[int, ...]
+    target: str
+
+
+@dataclass
+class RunStats:
+    """Counts of one launch.
+
+    `by_role`: warp-instructions per role (or `warp i` without labels). `by_line`: the same per
+    (source file, line), for PTX with line info. `mmas`: tcgen05.mma instructions.
+    """
+
+    warp_instructions: int = 0
+    seconds: float = 0.0
+    mmas: int = 0
+    by_role: dict[str, int] = field(default_factory=dict)
+    by_line: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class Program:
+    """One translated kernel. Use `from_ptx`: translations are cached per PTX text and entry."""
+
+    def __init__(self, ptx: str, entry: str) -> None:
+        from .ptx.parser import parse
+        from .translate.unit import Translation
+
+        self.kernel = parse(ptx, entry)
+        self.translation = Translation(self.kernel)
+
+    @staticmethod
+    def from_ptx(ptx: str, entry: str) -> Program:
+        """Parses kernel `entry` of a PTX module. Raises PtxSyntaxError."""
+        return _cached(ptx, entry)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The kernel's parameters in order, with their place in `Launch.params`."""
+        return self.kernel.params
+
+    def run(
+        self,
+        launch: Launch,
+        memory: GlobalMemory,
+        schedule: Schedule,
+        labels: Labels | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> RunStats:
+        """Runs a whole grid to its end. Raises EmulatorError and its subclasses."""
+        from .machine import Machine
+
+        return Machine(self, launch, memory, schedule, labels, on_event).run()
+
+
+@lru_cache(maxsize=256)
+def _cached(ptx: str, entry: str) -> Program:
+    return Program(ptx, entry)
