@@ -1,0 +1,1 @@
+"""Per-role views of a compiled kernel: static counts from PTX, SASS and the cubin."""
