@@ -1,0 +1,84 @@
+"""The table of pipeline edges: the single truth about who waits for whom.
+
+Barrier storage, arrive counts, the diagram, the emulator's deadlock report and the profiler's
+labels are all derived from it. An edge is named after what has happened when its consumer wakes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What completes the phase of an edge's mbarrier."""
+
+    TMA = "TMA"  # bulk copies complete the transaction count that one elected lane announced
+    UMMA = "UMMA"  # tcgen05.commit arrives once all earlier tcgen05 work of the warp is done
+    WARPS = "warps"  # one elected lane of every producing warp arrives
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One hand-over between two roles.
+
+    stages: how many mbarriers the edge has. Per query tile (two of them) or per ring slot.
+    released_by: how the producer learns that it may produce again. `"commit"` and `"warps"` are a
+        second mbarrier per stage, arrived on by the consumer with tcgen05.commit or with one
+        elected lane per warp; any other value names the edge whose completion implies it.
+    """
+
+    name: str
+    producer: str
+    consumer: str
+    kind: Kind
+    stages: int
+    released_by: str
+    meaning: str
+
+    @property
+    def has_release(self) -> bool:
+        """Whether the consumer hands the stage back through an mbarrier of its own."""
+        return self.released_by in ("commit", "warps")
+
+    def arrive_count(self, warps: dict[str, int]) -> int:
+        """Arrivals that complete the phase; `warps` maps a role to the warps acting per stage."""
+        return warps[self.producer] if self.kind is Kind.WARPS else 1
+
+    def release_count(self, warps: dict[str, int]) -> int:
+        """Arrivals that hand the stage back; see `arrive_count`."""
+        return warps[self.consumer] if self.released_by == "warps" else 1
+
+
+def forward_edges(kv_stages: int, o_stages: int) -> tuple[Edge, ...]:
+    """Edges of the forward kernel; there are two query tiles per CTA, so most have two stages."""
+    return (
+        Edge("q_loaded", "load", "mma", Kind.TMA, 2, "commit", "Q tile is in shared memory"),
+        Edge("kv_loaded", "load", "mma", Kind.TMA, kv_stages, "commit", "a K or V block is"),
+        Edge("s_computed", "mma", "softmax", Kind.UMMA, 2, "p_written", "S = Q K^T is in TMEM"),
+        Edge(
+            "scale_written", "softmax", "correction", Kind.WARPS, 2, "o_rescaled",
+            "the factor that O must be rescaled by is in shared memory",
+        ),
+        Edge(
+            "o_rescaled", "correction", "mma", Kind.WARPS, 2, "scale_written",
+            "O agrees with the row maximum that P uses (first block: O may be overwritten)",
+        ),
+        Edge(
+            "p_written", "softmax", "mma", Kind.WARPS, 2, "s_computed",
+            "the head of P is in TMEM, on top of S",
+        ),
+        Edge(
+            "p_tail_written", "softmax", "mma", Kind.WARPS, 2, "s_computed",
+            "the rest of P is in TMEM",
+        ),
+        Edge(
+            "total_written", "softmax", "correction", Kind.WARPS, 2, "warps",
+            "the row sums of the finished tile are in shared memory",
+        ),
+        Edge("o_accumulated", "mma", "correction", Kind.UMMA, 2, "o_rescaled", "O is complete"),
+        Edge(
+            "o_written", "correction", "epilogue", Kind.WARPS, o_stages, "warps",
+            "the normalised O tile is in shared memory",
+        ),
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""Edges inside the kernel: mbarriers at the places of the shared-memory map.
+
+`wait` and `release` belong to the consumer of an edge, `acquire` and `commit` to its producer. Which
+role calls is known while the kernel is traced, and a call by any other role is refused then: on
+hardware it would be a hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.pipeline.edges import Edge, Kind
+from fa4.pipeline.storage import SharedMemoryMap
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """One edge as seen by one role. `stage` selects the mbarrier, `phase` is its parity."""
+
+    edge: Edge
+    full: cute.Pointer
+    empty: cute.Pointer | None
+    role: str
+
+    def wait(self, stage: Int32 | int, phase: Int32) -> None:
+        """Consumer: block until the stage was filled in this phase."""
+        self._allowed("wait", self.edge.consumer)
+        cute.arch.mbarrier_wait(self.full + stage, phase)
+        if self._orders_tmem:
+            cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+
+    def acquire(self, stage: Int32 | int, phase: Int32) -> None:
+        """Producer: block until the consumer handed the stage back (at once the first time)."""
+        self._allowed("acquire", self.edge.producer)
+        cute.arch.mbarrier_wait(self.empty + stage, phase ^ 1)
+
+    def expect(self, stage: Int32 | int, nbytes: int) -> cute.Pointer:
+        """Producer of a TMA edge: announce the bytes; returns the mbarrier that copies complete."""
+        self._allowed("expect", self.edge.producer)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full + stage, nbytes)
+        return self.full + stage
+
+    def commit(self, stage: Int32 | int) -> None:
+        """Producer: fill the stage, for this warp."""
+        self._allowed("commit", self.edge.producer)
+        if self._orders_tmem and self.edge.kind is Kind.WARPS:
+            cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
+        self._arrive(self.full + stage, self.edge.kind is Kind.UMMA)
+
+    def release(self, stage: Int32 | int) -> None:
+        """Consumer: hand the stage back, for this warp."""
+        self._allowed("release", self.edge.consumer)
+        self._arrive(self.empty + stage, self.edge.released_by == "commit")
+
+    @property
+    def _orders_tmem(self) -> bool:
+        """Whether tcgen05 accesses on both sides are ordered by this edge: those from and to MMA."""
+        return self.edge.kind is Kind.UMMA or (
+            self.edge.kind is Kind.WARPS and self.edge.consumer == "mma"
+        )
+
+    def _arrive(self, mbarrier: cute.Pointer, after_mma: bool) -> None:
+        if after_mma:
+            with cute.arch.elect_one():
+                tcgen05.commit(mbarrier)
+        else:
+            # One arrival stands for the warp: its lanes must have done their part before.
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(mbarrier)
+
+    def _allowed(self, action: str, role: str) -> None:
+        if self.role != role:
+            raise ValueError(
+                f"{self.role} may not {action} on edge {self.edge.name}: that is {role}'s part "
+                f"({self.edge.producer} -> {self.edge.consumer})"
+            )
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """All edges of the forward kernel, by name."""
+
+    q_loaded: Pipe
+    kv_loaded: Pipe
+    s_computed: Pipe
+    scale_written: Pipe
+    o_rescaled: Pipe
+    p_written: Pipe
+    p_tail_written: Pipe
+    total_written: Pipe
+    o_accumulated: Pipe
+    o_written: Pipe
+
+    def seen_by(self, role: str) -> Pipes:
+        """The same edges, bound to the role that is about to be traced."""
+        return Pipes(**{name: replace(pipe, role=role) for name, pipe in vars(self).items()})
+
+
+def build_pipes(edges: tuple[Edge, ...], smem_map: SharedMemoryMap, smem: cute.Pointer) -> Pipes:
+    """Pointers to each edge's mbarriers in the shared memory that starts at `smem`."""
+
+    def at(offset: int | None) -> cute.Pointer | None:
+        return None if offset is None else cute.recast_ptr(smem + offset, dtype=Int64)
+
+    return Pipes(
+        **{
+            edge.name: Pipe(
+                edge, at(smem_map.full[edge.name]), at(smem_map.empty.get(edge.name)), "nobody"
+            )
+            for edge in edges
+        }
+    )
+
+
+def init_barriers(pipes: Pipes, warps: dict[str, int]) -> None:
+    """Set every arrive count; for one thread. A fence and a CTA barrier must follow."""
+    for pipe in vars(pipes).values():
+        for stage in range(pipe.edge.stages):
+            cute.arch.mbarrier_init(pipe.full + stage, pipe.edge.arrive_count(warps))
+            if pipe.empty is not None:
+                cute.arch.mbarrier_init(pipe.empty + stage, pipe.edge.release_count(warps))

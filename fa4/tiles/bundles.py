@@ -1,0 +1,92 @@
+"""Kernel arguments that belong together: TMA copies, and the tensors carved from shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.pipeline.storage import SharedMemoryMap
+from fa4.plan import M_TILE, Q_TILES, Plan
+from fa4.tiles.layouts import DTYPES, SmemLayouts
+
+
+@dataclass(frozen=True)
+class TmaTensor:
+    """A TMA descriptor (in the atom) and the tensor of coordinates it takes."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+    def partition(self, smem: cute.Tensor, gmem: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
+        """(smem, gmem) with everything of one copy in mode 0; gmem is tiled in mode 0 already."""
+        return cpasync.tma_partition(
+            self.atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, cute.rank(smem) - 1), gmem
+        )
+
+
+@dataclass(frozen=True)
+class TmaTensors:
+    """Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B) and O (Sq, Dv, H, B)."""
+
+    q: TmaTensor
+    k: TmaTensor
+    v: TmaTensor
+    o: TmaTensor
+
+
+@dataclass(frozen=True)
+class Scales:
+    """softmax: scale of the scores (natural); log2: the same times log2 e; softcap: 0 is off."""
+
+    softmax: Float32
+    log2: Float32
+    softcap: Float32
+
+
+@dataclass(frozen=True)
+class SmemTensors:
+    """sQ, sK, sV (MMA, MMA_MN, MMA_K, stage), sO (row, column, stage), and one float per row:
+    scale (of O) and total (of P), both (row, query tile)."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    o: cute.Tensor
+    scale: cute.Tensor
+    total: cute.Tensor
+
+
+def carve(
+    plan: Plan, layouts: SmemLayouts, smem_map: SharedMemoryMap, smem: cute.Pointer
+) -> SmemTensors:
+    """Tensors at the places of the map, in the shared memory that starts at `smem`."""
+    dtype = DTYPES[plan.dtype]
+
+    def tile(name: str, layout: cute.ComposedLayout) -> cute.Tensor:
+        pointer = cute.recast_ptr(smem + smem_map.tiles[name], layout.inner, dtype=dtype)
+        return cute.make_tensor(pointer, layout.outer)
+
+    def per_row(name: str) -> cute.Tensor:
+        pointer = cute.recast_ptr(smem + smem_map.tiles[name], dtype=Float32)
+        return cute.make_tensor(pointer, cute.make_layout((M_TILE, Q_TILES)))
+
+    return SmemTensors(
+        q=tile("sQ", layouts.q),
+        k=tile("sKV", layouts.k),
+        v=tile("sKV", layouts.v),
+        o=tile("sO", layouts.o),
+        scale=per_row("sScale"),
+        total=per_row("sRowSum"),
+    )
+
+
+def tmem_tile(
+    base: cute.Pointer, column: Int32 | int, columns: cutlass.Constexpr[int]
+) -> cute.Tensor:
+    """(128 lanes, columns) of 32-bit tensor memory; an address is lane * 2^16 + column."""
+    layout = cute.make_layout((M_TILE, columns), stride=(1 << 16, 1))
+    return cute.make_tensor(base + column, layout)

@@ -1,0 +1,74 @@
+"""Tiled MMAs and the shared-memory layouts that belong to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.utils import LayoutEnum
+from cutlass.utils import blackwell_helpers as sm100
+
+from fa4.plan import M_TILE, N_BLOCK, Q_TILES, Plan
+
+DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
+
+
+@dataclass(frozen=True)
+class MmaAtoms:
+    """qk: S (128, 128) = Q K^T from shared memory; pv: O (128, Dv) += P V with P from TMEM."""
+
+    qk: cute.TiledMma
+    pv: cute.TiledMma
+
+
+def mma_atoms(plan: Plan) -> MmaAtoms:
+    """The two products of attention. V is (keys, Dv) row-major, so as B operand it is MN-major."""
+    dtype, one_cta = DTYPES[plan.dtype], tcgen05.CtaGroup.ONE
+    k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+    qk = sm100.make_trivial_tiled_mma(
+        dtype, dtype, k_major, k_major, Float32, one_cta, (M_TILE, N_BLOCK)
+    )
+    pv = sm100.make_trivial_tiled_mma(
+        dtype, dtype, k_major, mn_major, Float32, one_cta, (M_TILE, plan.head_dim_v),
+        tcgen05.OperandSource.TMEM,
+    )  # fmt: skip
+    return MmaAtoms(qk, pv)
+
+
+@dataclass(frozen=True)
+class SmemLayouts:
+    """(MMA, rest, rest, stage) for the operands, (M_TILE, Dv, stage) for O."""
+
+    q: cute.ComposedLayout
+    k: cute.ComposedLayout
+    v: cute.ComposedLayout
+    o: cute.ComposedLayout
+    p: cute.ComposedLayout  # of P in TMEM: only its shape is used
+
+
+def smem_layouts(plan: Plan) -> SmemLayouts:
+    """K and V share one ring, so their stages are equally far apart."""
+    dtype, mma = DTYPES[plan.dtype], mma_atoms(plan)
+    qk_tile, pv_tile = plan.qk_tile, plan.pv_tile
+    k = sm100.make_smem_layout_b(mma.qk, qk_tile, dtype, plan.tuning.kv_stages)
+    v = sm100.make_smem_layout_b(mma.pv, pv_tile, dtype, plan.tuning.kv_stages)
+    return SmemLayouts(
+        q=sm100.make_smem_layout_a(mma.qk, qk_tile, dtype, Q_TILES),
+        k=_with_stage_stride(k, plan.kv_stage_bytes * 8 // dtype.width),
+        v=_with_stage_stride(v, plan.kv_stage_bytes * 8 // dtype.width),
+        o=sm100.make_smem_layout_epi(
+            dtype, LayoutEnum.ROW_MAJOR, (M_TILE, plan.head_dim_v), plan.tuning.o_stages
+        ),
+        p=sm100.make_smem_layout_a(mma.pv, pv_tile, dtype, 1),
+    )
+
+
+def _with_stage_stride(layout: cute.ComposedLayout, elements: int) -> cute.ComposedLayout:
+    """The same layout with its last mode `elements` apart."""
+    outer = layout.outer
+    stages = cute.make_layout(cute.size(outer, mode=[3]), stride=elements)
+    outer = cute.append(cute.select(outer, mode=[0, 1, 2]), stages)
+    return cute.make_composed_layout(layout.inner, 0, outer)
