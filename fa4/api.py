@@ -208,15 +208,9 @@ def _window(window_size: tuple[int | None, int | None]) -> tuple[int | None, int
     return left, right
 
 
-def _arch(device: torch.device) -> str:
-    """Architecture whose kernel runs tensors of `device`: the GPU's own, or the emulated one."""
-    if device.type == "cpu":
-        return _emulated_arch(os.environ.get("FA4_EMULATE_ARCH", EMULATED_ARCHS[0]))
-    return _native_arch(device)
-
-
-@lru_cache
-def _emulated_arch(arch: str) -> str:
+def emulated_arch() -> str:
+    """Architecture that CPU tensors are emulated for. Raises ValueError for an unknown one."""
+    arch = os.environ.get("FA4_EMULATE_ARCH", EMULATED_ARCHS[0])
     if arch not in EMULATED_ARCHS:
         raise ValueError(
             f"FA4_EMULATE_ARCH is {arch!r}; this version emulates {', '.join(EMULATED_ARCHS)}."
@@ -225,7 +219,8 @@ def _emulated_arch(arch: str) -> str:
 
 
 @lru_cache
-def _native_arch(device: torch.device) -> str:
+def native_arch(device: torch.device) -> str:
+    """Architecture of a GPU, as ptxas names it. Raises NotImplementedError where no kernel runs."""
     remedy = "Supported: CUDA devices of compute capability 10.x, and CPU tensors (emulated)."
     if device.type != "cuda":
         raise NotImplementedError(f"No kernel for device {str(device)!r}. {remedy}")
@@ -236,6 +231,10 @@ def _native_arch(device: torch.device) -> str:
             f"No kernel for {name} ({device}, compute capability {major}.{minor}). {remedy}"
         )
     return f"sm_{major}{minor}a"
+
+
+def _arch(device: torch.device) -> str:
+    return emulated_arch() if device.type == "cpu" else native_arch(device)
 
 
 def _addressable(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -269,13 +269,13 @@ def test_the_emulated_architecture_comes_from_the_environment(launches, monkeypa
     ("capability", "arch"), [((10, 0), "sm_100a"), ((9, 0), None), ((12, 0), None), ((8, 0), None)]
 )
 def test_only_compute_capability_10_is_native(monkeypatch, capability, arch):
-    api._native_arch.cache_clear()
+    api.native_arch.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     device = torch.device("cuda", 1)
     if arch:
-        assert api._native_arch(device) == arch
+        assert api.native_arch(device) == arch
     else:
         with pytest.raises(NotImplementedError, match=r"Some GPU \(cuda:1.*capability 10.x"):
-            api._native_arch(device)
-    api._native_arch.cache_clear()
+            api.native_arch(device)
+    api.native_arch.cache_clear()
