@@ -49,9 +49,9 @@ def doctor_main(argv: list[str]) -> int:
     for title, findings in sections.items():
         print(f"\n{title}")
         for finding in findings:
-            print(f"  {'FAULT ' if finding.fault else ''}{finding.name:22} {finding.text}")
+            print(f"{'!' if finding.fault else ' '} {finding.name:22} {finding.text}")
             faults += finding.fault
-    print(f"\n{faults} fault(s)" if faults else "\nAll required parts are in place.")
+    print(f"\n{faults} fault(s), marked with !" if faults else "\nAll required parts are in place.")
     return 1 if faults else 0
 
 
