@@ -10,10 +10,11 @@ Importing this package imports neither cutlass nor torch: each public name is lo
 from importlib import import_module
 
 _HOME = {
-    "session": "session",
-    "Session": "session",
-    "LaunchRecord": "session",
+    "session": "sessions",
+    "Session": "sessions",
+    "LaunchRecord": "sessions",
     "as_cuda": "tensors",
+    "keep_ptx": "keep",
     "Labels": "labels",
     "BarrierLabel": "labels",
 }

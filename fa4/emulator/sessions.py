@@ -1,0 +1,184 @@
+"""`session()`: run kernels that the CuTe DSL compiled on this machine's CPU."""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from fa4.emulator.labels import Labels
+from fa4.emulator.tensors import CudaView, torch_extent
+
+_SCHEDULES = ("early", "late", "random", "priority")
+_ARCHITECTURES = ("sm_100a",)
+
+# cudaDeviceAttr numbers and what a B200 answers (CUDA Runtime API, compute capability 10.0)
+_ATTRIBUTES = {
+    1: 1024,  # threads per block
+    2: 1024,  # block x, y, z
+    3: 1024,
+    4: 64,
+    5: 2**31 - 1,  # grid x, y, z
+    6: 65535,
+    7: 65535,
+    8: 49152,  # shared memory per block without opt-in
+    10: 32,  # warp size
+    12: 65536,  # registers per block
+    39: 2048,  # threads per SM
+    75: 10,  # compute capability major, minor
+    76: 0,
+    81: 233472,  # shared memory per SM
+    82: 65536,  # registers per SM
+    97: 232448,  # shared memory per block with opt-in
+}
+_NUM_SMS, _L2_BYTES = 16, 38
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU that host code sees inside a session."""
+
+    num_sms: int = 148
+    l2_bytes: int = 126 << 20
+
+    def attribute(self, number: int) -> int:
+        """Value of a cudaDeviceAttr; 0 for those that no host code has asked for yet."""
+        if number == _NUM_SMS:
+            return self.num_sms
+        if number == _L2_BYTES:
+            return self.l2_bytes
+        return _ATTRIBUTES.get(number, 0)
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One launch: the kernel's entry name, its configuration and the engine's `RunStats`."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    stats: object
+
+
+@dataclass
+class Session:
+    """A context in which compiled functions launch into the emulator; see `session`."""
+
+    schedule: str = "early"
+    seed: int = 0
+    arch: str = "sm_100a"
+    labels: Labels | None = None
+    device: Device = field(default_factory=Device)
+    launches: list[LaunchRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.schedule not in _SCHEDULES:
+            raise ValueError(f"schedule={self.schedule!r}: use one of {', '.join(_SCHEDULES)}")
+        if self.arch not in _ARCHITECTURES:
+            raise ValueError(f"arch={self.arch!r}: the emulator runs {', '.join(_ARCHITECTURES)}")
+        if self.device.num_sms < 1:
+            raise ValueError(f"num_sms={self.device.num_sms}: at least one SM is needed")
+        self._registered: list[tuple[int, int, str]] = []
+        self._target = None
+
+    def register(self, memory: object, nbytes: int | None = None, name: str = "") -> None:
+        """Allow kernels to reach this memory until the session ends.
+
+        `memory` is a torch tensor, or an address with `nbytes`. Only raw pointers need it (`Int64`
+        and `cute.Pointer` arguments): tensors given to a compiled function are known for that call.
+        """
+        if isinstance(memory, int):
+            if nbytes is None or nbytes < 0:
+                raise ValueError(f"register(address, nbytes): nbytes={nbytes!r} for an address")
+            found = (memory, nbytes) if nbytes else None
+        else:
+            tensor = memory.tensor if isinstance(memory, CudaView) else memory
+            if tensor.device.type != "cpu":
+                raise ValueError(f"register takes host memory, got a tensor on {tensor.device}")
+            found = torch_extent(tensor)
+        if found is not None:
+            self._registered.append((*found, name or f"registered {len(self._registered)}"))
+
+    def launch(self, raw: object, ranges: Iterable[tuple[int, int]]) -> None:
+        """Run one launch in the engine; called by the hook."""
+        from fa4.emulator.memory import GlobalMemory
+        from fa4.emulator.program import Launch, Program, Schedule
+
+        program = Program.from_ptx(raw.kernel.ptx, raw.kernel.name)
+        memory = GlobalMemory()
+        for address, nbytes, name in self._registered:
+            memory.add(address, nbytes, name)
+        for i, (address, nbytes) in enumerate(ranges):
+            memory.add(address, nbytes, f"tensor argument {i}")
+        params = _pack_parameters(program.params, raw.arguments)
+        launch = Launch(
+            *(raw.grid, raw.block, raw.cluster, raw.smem_bytes, params),
+            sm_count=self.device.num_sms,
+        )
+        schedule = Schedule(self.schedule, self.seed)
+        stats = program.run(launch, memory, schedule, self.labels)
+        self.launches.append(
+            LaunchRecord(raw.kernel.name, raw.grid, raw.block, raw.cluster, raw.smem_bytes, stats)
+        )
+
+    def __enter__(self) -> "Session":
+        from fa4.emulator.hook import compile_target, the_hook
+
+        if self._target is not None:
+            raise RuntimeError("this session is already open: make a new one with session()")
+        target = compile_target(self.arch)
+        target.__enter__()
+        self._target = target
+        the_hook().enter(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        from fa4.emulator.hook import the_hook
+
+        the_hook().leave(self)
+        target, self._target = self._target, None
+        target.__exit__(None, None, None)
+
+
+def session(
+    schedule: str = "early",
+    seed: int = 0,
+    arch: str = "sm_100a",
+    labels: Labels | None = None,
+    num_sms: int = 148,
+) -> Session:
+    """Open an emulator session: any function of the CuTe DSL called inside runs on the CPU.
+
+        with fa4.emulator.session(schedule="priority", seed=3) as emulated:
+            compiled(q, k, v)
+        print(emulated.launches[0].stats)
+
+    Needs no GPU, CUDA driver or C compiler. `schedule` decides when asynchronous effects and warps
+    happen: "early" (at issue), "late" (only when every warp waits), "random", "priority" (random
+    strict priorities per warp); the last two follow `seed`. `labels` names warps and barriers in
+    reports. `num_sms` is what host code sees, and so how many CTAs a persistent kernel starts: a
+    small number gives each CTA several tiles.
+
+    Tensors live in host memory; CPU tensors given to `from_dlpack` or to a TVM-FFI function count
+    as CUDA tensors. Compile inside the session, or before it inside `keep_ptx()`. Errors of the
+    engine (`EmulatorError`) come out of the call as they are. Sessions nest; the innermost counts.
+    """
+    return Session(schedule, seed, arch, labels, Device(num_sms))
+
+
+def _pack_parameters(params: Iterable[object], arguments: int) -> bytes:
+    """Kernel parameter space: each parameter copied from its host address to its PTX offset."""
+    params = list(params)
+    if not params:
+        return b""
+    packed = bytearray(max(p.offset + p.size for p in params))
+    pointers = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
+    for i, param in enumerate(params):
+        packed[param.offset : param.offset + param.size] = ctypes.string_at(pointers[i], param.size)
+    return bytes(packed)
