@@ -104,24 +104,18 @@ class EmulatedRuntime:
 
     def callbacks(self) -> dict[str, object]:
         """ctypes callback by symbol name."""
-        pointer = POINTER(c_void_p)
+        pointer, out = POINTER(c_void_p), POINTER(c_int)
         load = (self._load, pointer, c_void_p, *[c_void_p] * 2, c_uint, *[c_void_p] * 2, c_uint)
         entries = {
             "_cudaLibraryLoadData": load,
             "_cudaLibraryGetKernel": (self._get_kernel, pointer, c_void_p, c_char_p),
-            "_cuKernelGetAttribute": (
-                self._kernel_attribute,
-                POINTER(c_int),
-                c_int,
-                c_void_p,
-                c_int,
-            ),
-            "_cudaGetDevice": (self._zero, POINTER(c_int)),
-            "_cudaGetDeviceCount": (self._device_count, POINTER(c_int)),
-            "_cuDeviceGet": (self._zero, POINTER(c_int), c_int),
-            "_cudaDeviceGetAttribute": (self._device_attribute, POINTER(c_int), c_int, c_int),
+            "_cuKernelGetAttribute": (self._kernel_attribute, out, c_int, c_void_p, c_int),
+            "_cudaGetDevice": (self._zero, out),
+            "_cudaGetDeviceCount": (self._one, out),
+            "_cuDeviceGet": (self._zero, out, c_int),
+            "_cudaDeviceGetAttribute": (self._device_attribute, out, c_int, c_int),
             "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": (
-                *(self._device_count, POINTER(c_int)),
+                *(self._one, out),
                 *(c_void_p, c_int, c_size_t),
             ),
             "_cudaLaunchKernelEx": (self._launch, POINTER(_LaunchConfig), c_void_p, c_void_p),
@@ -187,7 +181,7 @@ class EmulatedRuntime:
 
     _kernel_attribute = _zero  # static shared memory, registers: the DSL's kernels report none
 
-    def _device_count(self, value: object, *_args: int) -> None:
+    def _one(self, value: object, *_args: int) -> None:
         value[0] = 1
 
     def _init_once(self, slot: object, init: int, load: int, _set_error: int) -> None:

@@ -9,7 +9,7 @@ _MISSING = object()
 
 @contextlib.contextmanager
 def replaced(owner: object, name: str, make: Callable[[object], object]) -> Iterator[None]:
-    """Set `owner.name` to `make(original)`; an inherited attribute is uncovered again at the end."""
+    """Set `owner.name` to `make(original)`, and put the original back at the end."""
     own = vars(owner).get(name, _MISSING)
     setattr(owner, name, make(getattr(owner, name)))
     try:

@@ -1,10 +1,9 @@
 """A shared object, written by Python, whose functions jump through a table that ctypes fills.
 
 Host code compiled by the CuTe DSL calls `_cudaLaunchKernelEx` and about ten more functions of
-`libcute_dsl_runtime.so`. The DSL's two JIT engines (MLIR's for the default path, JITLink for TVM-FFI
-and for loaded objects) resolve such names in shared libraries only, so replacing them takes a
-library, and asking for a C compiler on the user's machine would be too much. The one written here
-holds one jump per name and nothing else:
+`libcute_dsl_runtime.so`. The DSL's linker for object files (JITLink) resolves names in shared
+libraries only, so replacing them takes a library, and asking for a C compiler on the user's machine
+would be too much. The one written here holds one jump per name and nothing else:
 
     name_i:  jmp [slots + 8 * i]        slots: 8 bytes per name, exported as `fa4_slots`
 

@@ -86,11 +86,10 @@ def torch_extent(tensor: object) -> tuple[int, int] | None:
 
 def refuse_cuda(value: object) -> None:
     """Raise `ValueError` for a tensor that really lies in GPU memory."""
-    if getattr(value, "is_cuda", False) is True and getattr(value, "device", None) is not None:
-        if value.device.type == "cuda":
-            raise ValueError(
-                f"an emulator session runs on host memory, got {_describe(value)}: pass value.cpu()"
-            )
+    if getattr(getattr(value, "device", None), "type", None) == "cuda":
+        raise ValueError(
+            f"an emulator session runs on host memory, got {_describe(value)}: pass value.cpu()"
+        )
 
 
 class Arguments:
