@@ -1,0 +1,26 @@
+"""`fa4 demo` end to end in the emulator, and that it notices a wrong result."""
+
+import pytest
+
+from fa4 import api, demo
+
+
+def test_demo_agrees_and_reports(capsys):
+    assert demo.demo_main([]) == 0
+    report = capsys.readouterr().out
+    for words in ("emulator", "agrees with float32", "torch bf16", "softmax", "correction"):
+        assert words in report
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["out", "lse"])
+def test_demo_fails_on_a_wrong_result(monkeypatch, capsys, which):
+    compute = api.flash_attn_func
+
+    def five_percent_off(*args, **options):
+        results = list(compute(*args, **options))
+        results[which] = results[which] * 1.05
+        return tuple(results)
+
+    monkeypatch.setattr(api, "flash_attn_func", five_percent_off)
+    assert demo.demo_main(["--seed", "1"]) == 1
+    assert "DISAGREES" in capsys.readouterr().out
