@@ -2,8 +2,8 @@
 
 The emulator needs the kernel's PTX, and PTX beside the cubin is what this format exists for, so the
 text travels inside it: through the DSL's caches, into exported objects, and to other processes.
-The driver prefers the cubin of its own architecture and ignores the PTX, so such an object still
-runs natively.
+The driver prefers the cubin of its own architecture, so such an object still runs natively (seen on
+an H200, where the PTX entry alone also loads).
 
 Layout, little endian. Header: u32 magic, u16 version, u16 header bytes, u64 bytes that follow.
 Entry: u16 kind (1 PTX, 2 ELF), u16 version, u32 header bytes, u64 payload bytes, u32 compressed
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 _MAGIC = 0xBA55ED50
 _HEADER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+_NO_OPTIONS = bytes(8)  # must be there: the driver follows the offset when it compiles the PTX
 _KIND_PTX = 1
 _ENTRY_VERSION = 0x101
 _FLAGS_64_BIT_LINUX = 0x11
@@ -34,10 +35,12 @@ def with_ptx(container: bytes, ptx: str, arch: int) -> bytes:
     text = ptx.encode() + b"\0"
     text += bytes(-len(text) % 8)
     major, minor = _ptx_version(ptx)
+    entry_bytes = _ENTRY.size + len(_NO_OPTIONS)
     entry = _ENTRY.pack(
-        *(_KIND_PTX, _ENTRY_VERSION, _ENTRY.size, len(text), 0, 0, minor, major, arch),
+        *(_KIND_PTX, _ENTRY_VERSION, entry_bytes, len(text), 0, _ENTRY.size, minor, major, arch),
         *(0, 0, _FLAGS_64_BIT_LINUX, 0, 0),
     )
+    entry += _NO_OPTIONS
     body = container[header : header + size] + entry + text
     return _HEADER.pack(magic, version, header, len(body)) + body
 
