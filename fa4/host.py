@@ -7,52 +7,55 @@ from dataclasses import dataclass
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Float64, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, make_tiled_tma_atom_A, make_tiled_tma_atom_B
+from cutlass.cute.runtime import make_ptr
 
+from fa4.arguments import INTEGERS, NUMBERS
 from fa4.forward import Forward
 from fa4.plan import N_BLOCK, Plan
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import Scales, TmaTensor, TmaTensors
-from fa4.tiles.layouts import mma_atoms, smem_layouts
+from fa4.tiles.layouts import DTYPES, mma_atoms, smem_layouts
 from fa4.tiles.scheduler import TileSchedule
 from fa4.warps.work import CTA_ROWS, Work
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Lengths of one problem, as runtime values."""
+class ArgumentReader:
+    """The argument block, read field by field."""
 
-    batch: Int32
-    seqlen_q: Int32
-    seqlen_k: Int32
-    heads_q: Int32
-    heads_kv: Int32
-    head_dim: Int32
-    head_dim_v: Int32
+    block: cute.Pointer
 
+    def int64(self, name: str) -> Int64:
+        """An integer field."""
+        return self._field(self.block, INTEGERS.index(name))
 
-@dataclass(frozen=True)
-class Strides:
-    """Strides in elements: (row, head, batch) of each tensor; the last one is 1."""
+    def int32(self, name: str) -> Int32:
+        """An integer field that is a length, a count or a window."""
+        return Int32(self.int64(name))
 
-    q: tuple[Int64, Int64, Int64]
-    k: tuple[Int64, Int64, Int64]
-    v: tuple[Int64, Int64, Int64]
-    o: tuple[Int64, Int64, Int64]
+    def float32(self, name: str) -> Float32:
+        """A floating-point field."""
+        numbers = cute.recast_ptr(self.block + len(INTEGERS), dtype=Float64)
+        return Float32(self._field(numbers, NUMBERS.index(name)))
 
+    def tensor(self, name: str, shape: tuple[str, str, str, str], dtype: type) -> cute.Tensor:
+        """(rows, columns, heads, batch) with the strides of `name`, multiples of 16 bytes."""
+        row, head, batch = (
+            cute.assume(self.int64(f"{name}_{axis}"), divby=8) for axis in ("row", "head", "batch")
+        )
+        layout = cute.make_layout(
+            tuple(self.int32(size) for size in shape), stride=(row, 1, head, batch)
+        )
+        return cute.make_tensor(self.pointer(name, dtype, 16), layout)
 
-@dataclass(frozen=True)
-class Runtime:
-    """Everything else that changes from call to call."""
+    def pointer(self, name: str, dtype: type, align: int) -> cute.Pointer:
+        """An address field, in global memory."""
+        return cute.make_ptr(dtype, self.int64(name), cute.AddressSpace.gmem, assumed_align=align)
 
-    left: Int32
-    right: Int32
-    section: Int32  # see TileSchedule
-    num_ctas: Int32
-    softmax_scale: Float32
-    scale_log2: Float32
-    softcap: Float32
+    def _field(self, base: cute.Pointer, index: int) -> Int64 | Float64:
+        return cute.make_tensor(base, cute.make_layout(index + 1))[index]
 
 
 @dataclass(frozen=True)
@@ -62,58 +65,49 @@ class ForwardHost:
     plan: Plan
 
     @cute.jit
-    def __call__(
-        self,
-        pointers: tuple[cute.Pointer, cute.Pointer, cute.Pointer, cute.Pointer, cute.Pointer],
-        sizes: Sizes,
-        strides: Strides,
-        runtime: Runtime,
-        stream: cuda.CUstream,
-    ) -> None:
-        """Launch on q, k, v, o, lse (in this order in `pointers`)."""
-        tma = self._copies(pointers, sizes, strides)
-        n, rows = sizes, sizes.seqlen_q
-        lse_layout = cute.make_layout(
-            (rows, n.heads_q, n.batch),
-            stride=(1, Int64(rows), Int64(rows) * n.heads_q),
-        )
-        schedule = TileSchedule(
-            num_m=(rows + CTA_ROWS - 1) // CTA_ROWS,
-            heads=n.heads_q,
-            heads_kv=n.heads_kv,
-            batch=n.batch,
-            section=runtime.section,
-            longest_first=self.plan.right_bound and not self.plan.left_bound,
-        )
+    def __call__(self, block: cute.Pointer, stream: cuda.CUstream) -> None:
+        """Launch the kernel on the values of a `ForwardArguments` at `block` in host memory."""
+        read = ArgumentReader(block)
         visibility = Visibility(
-            seqlen_q=rows,
-            seqlen_k=n.seqlen_k,
-            left=runtime.left,
-            right=runtime.right,
+            seqlen_q=read.int32("seqlen_q"),
+            seqlen_k=read.int32("seqlen_k"),
+            left=read.int32("left"),
+            right=read.int32("right"),
             left_bound=self.plan.left_bound,
             right_bound=self.plan.right_bound,
             n_block=N_BLOCK,
         )
-        scales = Scales(runtime.softmax_scale, runtime.scale_log2, runtime.softcap)
+        schedule = TileSchedule(
+            num_m=(visibility.seqlen_q + CTA_ROWS - 1) // CTA_ROWS,
+            heads=read.int32("heads_q"),
+            heads_kv=read.int32("heads_kv"),
+            batch=read.int32("batch"),
+            section=read.int32("section"),
+            longest_first=self.plan.right_bound and not self.plan.left_bound,
+        )
+        scales = Scales(
+            softmax=read.float32("softmax_scale"),
+            log2=read.float32("scale_log2"),
+            softcap=read.float32("softcap"),
+        )
         kernel = Forward(self.plan).kernel
+        # With "cutlass" in its entry name ptxas generates different code
         kernel.set_name_prefix(self.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        kernel(
-            tma, cute.make_tensor(pointers[4], lse_layout), Work(schedule, visibility), scales
-        ).launch(
-            grid=[cutlass.min(schedule.num_tiles, runtime.num_ctas), 1, 1],
+        kernel(self._copies(read), self._lse(read), Work(schedule, visibility), scales).launch(
+            grid=[cutlass.min(schedule.num_tiles, read.int32("num_ctas")), 1, 1],
             block=[self.plan.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
         )
 
-    def _copies(self, pointers: tuple, sizes: Sizes, strides: Strides) -> TmaTensors:
-        n, plan = sizes, self.plan
+    def _copies(self, read: ArgumentReader) -> TmaTensors:
+        plan, dtype = self.plan, DTYPES[self.plan.dtype]
         mma, layouts = mma_atoms(plan), smem_layouts(plan)
-        mQ = _tensor(pointers[0], (n.seqlen_q, n.head_dim, n.heads_q, n.batch), strides.q)
-        mK = _tensor(pointers[1], (n.seqlen_k, n.head_dim, n.heads_kv, n.batch), strides.k)
-        mV = _tensor(pointers[2], (n.seqlen_k, n.head_dim_v, n.heads_kv, n.batch), strides.v)
+        mQ = read.tensor("q", ("seqlen_q", "head_dim", "heads_q", "batch"), dtype)
+        mK = read.tensor("k", ("seqlen_k", "head_dim", "heads_kv", "batch"), dtype)
+        mV = read.tensor("v", ("seqlen_k", "head_dim_v", "heads_kv", "batch"), dtype)
         mV = cute.make_tensor(mV.iterator, cute.select(mV.layout, mode=[1, 0, 2, 3]))
-        mO = _tensor(pointers[3], (n.seqlen_q, n.head_dim_v, n.heads_q, n.batch), strides.o)
+        mO = read.tensor("o", ("seqlen_q", "head_dim_v", "heads_q", "batch"), dtype)
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         o_layout = cute.select(layouts.o, mode=[0, 1])
         return TmaTensors(
@@ -123,12 +117,19 @@ class ForwardHost:
             o=_copy(cpasync.make_tiled_tma_atom(store, mO, o_layout, plan.o_box)),
         )
 
-
-def _tensor(pointer: cute.Pointer, shape: tuple, strides: tuple) -> cute.Tensor:
-    """(rows, columns, heads, batch); strides are multiples of 16 bytes, as TMA wants them."""
-    row, head, batch = (cute.assume(stride, divby=8) for stride in strides)
-    return cute.make_tensor(pointer, cute.make_layout(shape, stride=(row, 1, head, batch)))
+    def _lse(self, read: ArgumentReader) -> cute.Tensor:
+        """(Sq, H, B) view of the contiguous (B, H, Sq)."""
+        rows, heads = read.int32("seqlen_q"), read.int32("heads_q")
+        layout = cute.make_layout(
+            (rows, heads, read.int32("batch")), stride=(1, Int64(rows), Int64(rows) * heads)
+        )
+        return cute.make_tensor(read.pointer("lse", Float32, 4), layout)
 
 
 def _copy(info: cpasync.TmaInfo) -> TmaTensor:
     return TmaTensor(info[0], info[1])
+
+
+def argument_pointer(address: int) -> cute.Pointer:
+    """What `ForwardHost.__call__` takes as `block`, for a `ForwardArguments` at this address."""
+    return make_ptr(Int64, address, cute.AddressSpace.generic, assumed_align=8)

@@ -1,0 +1,108 @@
+"""Plan -> callable, compiled once per machine: an in-process cache over one on disk.
+
+On disk a compiled kernel is one object file (host code, cubin and PTX), named after a digest of
+everything that its code depends on: the plan, this package's kernel sources, the DSL's version.
+Set FA4_CACHE_DIR to move the cache from ~/.cache/fa4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass.cute.runtime import load_module
+
+from fa4.emulator import keep_ptx
+from fa4.emulator.hook import compile_target
+from fa4.host import ForwardHost, argument_pointer
+from fa4.plan import Plan
+
+logger = logging.getLogger("fa4")
+
+ENTRY = "fa4"  # prefix of the exported host function
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """What the compilers made of a plan."""
+
+    kernel_name: str
+    ptx: str
+    cubin: bytes
+
+
+@cache
+def compile_forward(plan: Plan, emulated: bool) -> Callable[..., None]:
+    """The host function of the plan's kernel: `function(block, stream)`.
+
+    emulated: load it for the emulator; must then be called inside `fa4.emulator.session`, also for
+    the first time. Otherwise it launches on the current CUDA device.
+    """
+    path = object_file(plan)
+    if not path.exists():
+        _compile_to(plan, path)
+    return load_module(str(path))[ENTRY]
+
+
+def object_file(plan: Plan) -> Path:
+    """Where the compiled plan lies on disk, or will."""
+    digest = hashlib.sha256("\n".join((plan.key(), _fingerprint())).encode()).hexdigest()
+    return cache_dir() / f"{plan.name}_{digest[:24]}.o"
+
+
+def cache_dir() -> Path:
+    """FA4_CACHE_DIR, or ~/.cache/fa4."""
+    chosen = os.environ.get("FA4_CACHE_DIR")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "fa4"
+
+
+@cache
+def artifacts(plan: Plan) -> Artifacts:
+    """PTX and cubin of a plan, with line information (which does not change the machine code)."""
+    compiled = _compile(plan, "--keep-ptx --keep-cubin --generate-line-info")
+    cubin = compiled.__cubin__
+    return Artifacts(plan.name, compiled.__ptx__, cubin)
+
+
+def _compile(plan: Plan, options: str) -> Callable[..., None]:
+    logger.info("compiling %s", plan.name)
+    with ExitStack() as stack:
+        stack.enter_context(compile_target(plan.arch))
+        stack.enter_context(keep_ptx())
+        return cute.compile(
+            ForwardHost(plan), argument_pointer(8), cuda.CUstream(0), options=options
+        )
+
+
+def _compile_to(plan: Plan, path: Path) -> None:
+    """Compile and publish in one rename: no process ever sees half a file."""
+    compiled = _compile(plan, "--generate-line-info")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="compiling-") as folder:
+        compiled.export_to_c(folder, "kernel", ENTRY)
+        os.replace(Path(folder) / "kernel.o", path)
+
+
+@cache
+def _fingerprint() -> str:
+    """Changes whenever compiled code might: sources of the kernel and version of the compiler."""
+    package = Path(__file__).parent
+    sources = sorted(
+        path
+        for folder in (".", "warps", "pipeline", "numerics", "tiles")
+        for path in (package / folder).glob("*.py")
+    )
+    digest = hashlib.sha256(version("nvidia-cutlass-dsl").encode())
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,115 @@
+"""Torch tensors -> arguments of the compiled host function -> a launch on their device."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from contextlib import ExitStack
+
+import cuda.bindings.driver as cuda
+import torch
+
+from fa4.arguments import SIZES, ForwardArguments
+from fa4.compile import compile_forward
+from fa4.emulator import BarrierLabel, Labels, session
+from fa4.emulator.hook import the_hook
+from fa4.host import argument_pointer
+from fa4.pipeline.storage import MBARRIER_BYTES
+from fa4.plan import CHIPS, DTYPE_BYTES, Plan
+from fa4.problem import Problem
+
+
+def forward(
+    problem: Problem,
+    plan: Plan,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Run attention into `out` and `lse`, on the current stream of a CUDA device or emulated.
+
+    Shapes: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), out (B, Sq, H, Dv), lse (B, H, Sq)
+    float32 and contiguous. Bases and all strides but the last (1) are multiples of 16 bytes.
+    """
+    tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse}
+    arguments = _arguments(problem, plan, tensors)
+    if q.device.type == "cuda":
+        _launch_native(plan, arguments, q.device)
+    else:
+        _launch_emulated(plan, arguments, tensors)
+
+
+def _launch_native(plan: Plan, arguments: ForwardArguments, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        arguments.num_ctas = torch.cuda.get_device_properties(device).multi_processor_count
+        stream = cuda.CUstream(torch.cuda.current_stream(device).cuda_stream)
+        compile_forward(plan, emulated=False)(_pointer(arguments), stream)
+
+
+def _launch_emulated(
+    plan: Plan, arguments: ForwardArguments, tensors: dict[str, torch.Tensor]
+) -> None:
+    """In the innermost open session, or in one of its own with the default schedule."""
+    with ExitStack() as stack:
+        open_sessions = the_hook().sessions
+        here = open_sessions[-1] if open_sessions else stack.enter_context(session())
+        if here.labels is None:
+            here.labels = labels(plan)
+        for name, tensor in tensors.items():
+            here.register(tensor, name=name)
+        arguments.num_ctas = here.device.num_sms
+        compile_forward(plan, emulated=True)(_pointer(arguments), cuda.CUstream(0))
+
+
+def _arguments(problem: Problem, plan: Plan, tensors: dict[str, torch.Tensor]) -> ForwardArguments:
+    """Everything but the size of the grid, which depends on the device."""
+    block = ForwardArguments()
+    for name, tensor in tensors.items():
+        setattr(block, name, tensor.data_ptr())
+        if name != "lse":
+            strides = dict(zip(("batch", "row", "head"), tensor.stride()[:3], strict=True))
+            for axis, stride in strides.items():
+                setattr(block, f"{name}_{axis}", stride)
+    for size in SIZES:
+        setattr(block, size, getattr(problem, size))
+    reach = problem.seqlen_q + problem.seqlen_k  # a longer window is as good as none
+    block.left = min(problem.window_left or 0, reach)
+    block.right = min(problem.window_right or 0, reach)
+    block.section = heads_per_section(problem, plan)
+    # with softcap the kernel's scores are tanh(scale q.k / cap), still to be multiplied by the cap
+    cap = problem.softcap or 1.0
+    scale = cap if problem.softcap else problem.scale
+    block.softmax_scale = scale
+    block.scale_log2 = scale * math.log2(math.e)
+    block.softcap = problem.scale / cap
+    return block
+
+
+def _pointer(arguments: ForwardArguments) -> object:
+    return argument_pointer(ctypes.addressof(arguments))
+
+
+def heads_per_section(problem: Problem, plan: Plan) -> int:
+    """Query heads whose keys and values fit in half of L2 together; the rest is for Q and O."""
+    group = problem.heads_q // problem.heads_kv
+    head_bytes = problem.seqlen_k * (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES
+    kv_heads = max(1, CHIPS[plan.arch].l2_bytes // 2 // head_bytes)
+    return min(kv_heads * group, problem.heads_q * problem.batch)
+
+
+def labels(plan: Plan) -> Labels:
+    """Names of warps and barriers for the emulator's reports, from the plan's table of edges."""
+    warps = [name for name, role in plan.roles.items() for _ in range(role.warps)]
+    smem, mbarriers = plan.smem(), {}
+    for edge in plan.edges():
+        for stage in range(edge.stages):
+            mbarriers[smem.full[edge.name] + MBARRIER_BYTES * stage] = BarrierLabel(
+                edge.name, stage, (edge.producer,), (edge.consumer,)
+            )
+            if edge.has_release:
+                mbarriers[smem.empty[edge.name] + MBARRIER_BYTES * stage] = BarrierLabel(
+                    f"{edge.name} released", stage, (edge.consumer,), (edge.producer,)
+                )
+    return Labels(warps=tuple(warps), mbarriers=mbarriers)
