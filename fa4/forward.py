@@ -61,7 +61,8 @@ class Forward:
             cute.arch.setmaxregister_decrease(roles["mma"].registers)
             if warp == roles["mma"].first:
                 mma = Mma(plan)
-                mma.run(layouts, smem, tmem, pipes.seen_by("mma"), work)
+                with cute.arch.elect_one():
+                    mma.run(smem, tmem, pipes.seen_by("mma"), work)
                 mma.drain()
                 cute.arch.dealloc_tmem(tmem, plan.tmem().allocated)
             if warp == roles["load"].first:

@@ -66,8 +66,7 @@ class Pipe:
 
     def _arrive(self, mbarrier: cute.Pointer, after_mma: bool) -> None:
         if after_mma:
-            with cute.arch.elect_one():
-                tcgen05.commit(mbarrier)
+            tcgen05.commit(mbarrier)  # by the one thread that issued the MMAs
         else:
             # One arrival stands for the warp: its lanes must have done their part before.
             cute.arch.sync_warp()

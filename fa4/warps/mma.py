@@ -7,27 +7,37 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
-from cutlass.cute.nvgpu import tcgen05
 from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import N_BLOCK, Plan
+from fa4.plan import M_TILE, N_BLOCK, Plan
 from fa4.tiles.bundles import SmemTensors
-from fa4.tiles.layouts import SmemLayouts, mma_atoms
+from fa4.tiles.layouts import DTYPES, mma_atoms
+from fa4.tiles.umma import (
+    SmemOperand,
+    instruction_descriptor,
+    mma_ss,
+    mma_ts,
+    smem_operand,
+)
 from fa4.warps.work import Work
+
+MMA_K = 16  # of kind::f16
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Descriptors (smem) and addresses (TMEM) of all operands; tuples are per query tile."""
+    """Descriptors (shared memory) and addresses (TMEM) of all operands; tuples per query tile."""
 
-    q: cute.Tensor  # (MMA, 1, D / 16, query tile)
-    k: cute.Tensor  # (MMA, 1, D / 16, stage)
-    v: cute.Tensor  # (MMA, 1, N_BLOCK / 16, stage)
-    s: tuple[cute.Tensor, cute.Tensor]
-    p: tuple[cute.Tensor, cute.Tensor]  # (MMA, 1, N_BLOCK / 16)
-    o: tuple[cute.Tensor, cute.Tensor]
+    q: SmemOperand  # stage: query tile
+    k: SmemOperand  # stage: ring slot
+    v: SmemOperand
+    s: tuple[Int32, Int32]
+    p: tuple[Int32, Int32]
+    o: tuple[Int32, Int32]
+    qk: Int32  # instruction descriptors
+    pv: Int32
 
 
 @dataclass(frozen=True)
@@ -44,16 +54,9 @@ class Mma:
     plan: Plan
 
     @cute.jit
-    def run(
-        self,
-        layouts: SmemLayouts,
-        smem: SmemTensors,
-        tmem: cute.Pointer,
-        pipes: Pipes,
-        work: Work,
-    ) -> None:
+    def run(self, smem: SmemTensors, tmem: cute.Pointer, pipes: Pipes, work: Work) -> None:
         """Compute every tile of this CTA."""
-        x = self._operands(layouts, smem, tmem)
+        x = self._operands(smem, tmem)
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.kv_stages)
         q_phase, phase = Int32(0), Int32(0)
         first_tile, end, step = work.tiles()
@@ -95,29 +98,26 @@ class Mma:
         warps = self.plan.roles["correction"].warps + self.plan.roles["mma"].warps
         cute.arch.barrier(barrier_id=barriers.TMEM_DRAINED, number_of_threads=32 * warps)
 
-    def _operands(self, layouts: SmemLayouts, smem: SmemTensors, tmem: cute.Pointer) -> Operands:
-        mma, columns = mma_atoms(self.plan), self.plan.tmem()
+    def _operands(self, smem: SmemTensors, tmem: cute.Pointer) -> Operands:
+        mma, columns, base = mma_atoms(self.plan), self.plan.tmem(), tmem.toint()
         qk, pv = mma.qk.get_slice(0), mma.pv.get_slice(0)
-        s = qk.make_fragment_C(qk.partition_shape_C(self.plan.qk_tile[:2]))
-        o = pv.make_fragment_C(pv.partition_shape_C(self.plan.pv_tile[:2]))
-        p = pv.make_fragment_A(cute.make_tensor(tmem, layouts.p.outer))[None, None, None, 0]
-        p_base = cute.recast_ptr(tmem, dtype=p.element_type)
+        dtype = DTYPES[self.plan.dtype]
         return Operands(
-            q=qk.make_fragment_A(smem.q),
-            k=qk.make_fragment_B(smem.k),
-            v=pv.make_fragment_B(smem.v),
-            s=tuple(cute.make_tensor(tmem + c, s.layout) for c in columns.s),
-            p=tuple(cute.make_tensor(p_base + 2 * c, p.layout) for c in columns.p),
-            o=tuple(cute.make_tensor(tmem + c, o.layout) for c in columns.o),
+            q=smem_operand(qk.make_fragment_A(smem.q)),
+            k=smem_operand(qk.make_fragment_B(smem.k)),
+            v=smem_operand(pv.make_fragment_B(smem.v)),
+            s=tuple(base + c for c in columns.s),
+            p=tuple(base + c for c in columns.p),
+            o=tuple(base + c for c in columns.o),
+            qk=Int32(instruction_descriptor(dtype, M_TILE, N_BLOCK, b_mn_major=False)),
+            pv=Int32(instruction_descriptor(dtype, M_TILE, self.plan.head_dim_v, b_mn_major=True)),
         )
 
     @cute.jit
     def _qk(self, x: Operands, t: cutlass.Constexpr[int], stage: Int32, pipes: Pipes) -> None:
         """S[t] = Q[t] K[stage]^T."""
-        mma = mma_atoms(self.plan).qk  # a fresh one: `set` changes it
-        for k in cutlass.range_constexpr(cute.size(x.k, mode=[2])):
-            mma.set(tcgen05.Field.ACCUMULATE, k != 0)
-            cute.gemm(mma, x.s[t], x.q[None, None, k, t], x.k[None, None, k, stage], x.s[t])
+        for k in cutlass.range_constexpr(self.plan.head_dim // MMA_K):
+            mma_ss(x.s[t], x.q.at(k, t), x.k.at(k, stage), x.qk, k != 0)
         pipes.s_computed.commit(t)
 
     @cute.jit
@@ -131,13 +131,23 @@ class Mma:
         pipes: Pipes,
     ) -> None:
         """O[t] (+)= P[t] V[stage], starting when the head of P is written."""
-        mma = mma_atoms(self.plan).pv
+        head, steps = self.plan.tuning.p_head // MMA_K, N_BLOCK // MMA_K
         pipes.o_rescaled.wait(t, phase)
         pipes.p_written.wait(t, phase)
-        steps = cute.size(x.v, mode=[2])
-        tail = steps * self.plan.tuning.p_head // N_BLOCK
-        for k in cutlass.range_constexpr(steps):
-            if cutlass.const_expr(k == tail):
-                pipes.p_tail_written.wait(t, phase)
-            mma.set(tcgen05.Field.ACCUMULATE, accumulate if k == 0 else True)
-            cute.gemm(mma, x.o[t], x.p[t][None, None, k], x.v[None, None, k, stage], x.o[t])
+        self._pv_steps(x, t, stage, accumulate, (0, head))
+        pipes.p_tail_written.wait(t, phase)
+        self._pv_steps(x, t, stage, True, (head, steps))
+
+    @cute.jit
+    def _pv_steps(
+        self,
+        x: Operands,
+        t: cutlass.Constexpr[int],
+        stage: Int32,
+        accumulate: Boolean | bool,
+        steps: cutlass.Constexpr[tuple[int, int]],
+    ) -> None:
+        for k in cutlass.range_constexpr(*steps):
+            p = x.p[t] + k * MMA_K // 2  # two 16-bit keys a column
+            first = cutlass.const_expr(k == 0)
+            mma_ts(x.o[t], p, x.v.at(k, stage), x.pv, accumulate if first else True)
