@@ -1,0 +1,44 @@
+"""Lets third-party packages run unmodified in an emulator session on CPU tensors."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import fa4.emulator
+from fa4.emulator.patching import environment, replaced
+
+# Which GPU the packages select a kernel for, in their own variables.
+_TARGET = {
+    "FLASH_ATTENTION_ARCH": "sm_100",
+    "FLASH_ATTENTION_NUM_SMS": "148",
+    "QUACK_ARCH": "100",
+    "QUACK_CACHE_ENABLED": "0",
+}
+
+
+def require(module: str) -> None:
+    """Skip the calling test module when an optional package is missing."""
+    reason = f"needs the `peers` extra: {module} is not installed"
+    pytest.importorskip("triton", reason=reason)  # quack imports it and does not declare it
+    pytest.importorskip(module.split(".")[0], reason=reason)
+
+
+@contextlib.contextmanager
+def emulated_peers(**options: object) -> Iterator[fa4.emulator.Session]:
+    """A session in which torch calls every tensor a CUDA tensor and names a Blackwell GPU."""
+    with contextlib.ExitStack() as stack:
+        for name, value in _TARGET.items():
+            stack.enter_context(environment(name, value))
+        stack.enter_context(replaced(torch.Tensor, "is_cuda", lambda _: property(lambda t: True)))
+        stack.enter_context(
+            replaced(torch.cuda, "get_device_capability", lambda _: lambda device=None: (10, 0))
+        )
+        yield stack.enter_context(fa4.emulator.session(**options))
+
+
+def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square of the difference over that of `expected`."""
+    difference = value.float() - expected.float()
+    return (difference.square().mean() / expected.float().square().mean()).sqrt().item()

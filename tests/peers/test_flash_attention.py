@@ -1,0 +1,173 @@
+"""flash-attn-4's sm_100 kernels, unmodified, in the emulator against torch in float32."""
+
+import pytest
+import torch
+
+from tests.peers.stand_in import emulated_peers, relative_error, require
+
+require("flash_attn.cute")
+pytestmark = pytest.mark.peers
+
+# bf16 rounding of P and O gives 0.3 % here; an operand that is off by 5 % gives 1.5 % and more.
+TOLERANCE = 0.008
+LSE_TOLERANCE = 2e-3
+
+
+def attention(q, k, v, causal=False):
+    """(O, LSE) in float32 for q (B, Sq, H, D), k and v (B, Sk, Hk, D); causal is bottom-right."""
+    q, k, v = (t.float().transpose(1, 2) for t in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).mT / q.shape[-1] ** 0.5
+    if causal:
+        rows, columns = scores.shape[-2:]
+        seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    out = scores.softmax(-1) @ v.repeat_interleave(group, 1)
+    return out.transpose(1, 2), scores.logsumexp(-1)
+
+
+def random_qkv(batch, seqlens, heads, head_dim, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+    (seqlen_q, seqlen_k), (heads_q, heads_kv) = seqlens, heads
+    shapes = [(seqlen_q, heads_q), (seqlen_k, heads_kv), (seqlen_k, heads_kv)]
+    return [torch.randn(batch, *shape, head_dim, generator=generator).to(dtype) for shape in shapes]
+
+
+def forward(*args, **kwargs):
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    return _flash_attn_fwd(*args, return_lse=True, **kwargs)[:2]
+
+
+def assert_agrees(result, expected):
+    (out, lse), (expected_out, expected_lse) = result, expected
+    assert relative_error(out, expected_out) < TOLERANCE
+    assert (lse - expected_lse).abs().max() < LSE_TOLERANCE
+
+
+DENSE = {
+    "d128 causal": (1, (256, 256), (2, 2), 128, True),
+    "d128 2-CTA": (1, (512, 256), (1, 1), 128, False),
+    "d64": (1, (256, 384), (2, 2), 64, False),
+    "d64 causal": (2, (200, 333), (1, 1), 64, True),
+    "d128 GQA": (1, (256, 256), (4, 2), 128, True),
+    "d128 MQA": (1, (129, 257), (3, 1), 128, False),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.peers_short if i == 0 else ())
+        for i, name in enumerate(DENSE)
+    ],
+)
+def test_forward(name):
+    batch, seqlens, heads, head_dim, causal = DENSE[name]
+    q, k, v = random_qkv(batch, seqlens, heads, head_dim)
+    with emulated_peers() as emulated:
+        result = forward(q, k, v, causal=causal)
+    assert_agrees(result, attention(q, k, v, causal))
+    assert emulated.launches[0].cluster[0] == (2 if "2-CTA" in name else 1)
+
+
+def test_forward_float16():
+    q, k, v = random_qkv(1, (256, 256), (1, 1), 128, torch.float16)
+    with emulated_peers():
+        assert_agrees(forward(q, k, v), attention(q, k, v))
+
+
+@pytest.mark.parametrize("schedule", ["late", "random", "priority"])
+def test_schedules_give_the_same_bits(schedule):
+    q, k, v = random_qkv(1, (256, 256), (2, 2), 128)
+    with emulated_peers():
+        out, lse = forward(q, k, v, causal=True)
+    for seed in range(2):
+        with emulated_peers(schedule=schedule, seed=seed):
+            again, lse_again = forward(q, k, v, causal=True)
+        assert torch.equal(out, again)
+        assert torch.equal(lse, lse_again)
+
+
+def test_forward_varlen():
+    lengths_q, lengths_k = [100, 0, 130], [160, 40, 200]
+    q, k, v = random_qkv(1, (sum(lengths_q), sum(lengths_k)), (2, 2), 128)
+    q, k, v = q[0], k[0], v[0]
+    starts_q, starts_k = (
+        torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k)
+    )
+    with emulated_peers():
+        out, lse = forward(
+            q,
+            k,
+            v,
+            cu_seqlens_q=starts_q,
+            cu_seqlens_k=starts_k,
+            max_seqlen_q=max(lengths_q),
+            max_seqlen_k=max(lengths_k),
+            causal=True,
+        )
+    for i in range(len(lengths_q)):
+        rows, keys = slice(*starts_q[i : i + 2]), slice(*starts_k[i : i + 2])
+        if lengths_q[i]:
+            expected, expected_lse = attention(q[None, rows], k[None, keys], v[None, keys], True)
+            assert_agrees((out[rows], lse[:, rows]), (expected[0], expected_lse[0]))
+
+
+@pytest.mark.parametrize("page_size", [128, 16])
+def test_forward_paged(page_size):
+    q, k, v = random_qkv(2, (128, 256), (2, 1), 128)
+    pages = 256 // page_size
+    order = torch.randperm(2 * pages, generator=torch.Generator().manual_seed(1))
+    table = order.view(2, pages).int()
+    cache = [torch.empty(2 * pages, page_size, 1, 128, dtype=torch.bfloat16) for _ in range(2)]
+    for paged, dense in zip(cache, (k, v), strict=True):
+        paged[order] = dense.reshape(2 * pages, page_size, 1, 128)
+    used = torch.tensor([256, 200], dtype=torch.int32)
+    with emulated_peers():
+        out, lse = forward(q, *cache, page_table=table, seqused_k=used)
+    for i, length in enumerate(used.tolist()):
+        one = slice(i, i + 1)
+        expected = attention(q[one], k[one, :length], v[one, :length])
+        assert_agrees((out[one], lse[one]), expected)
+
+
+def test_forward_split():
+    q, k, v = random_qkv(1, (128, 512), (2, 2), 128)
+    with emulated_peers() as emulated:
+        result = forward(q, k, v, num_splits=2)
+    assert_agrees(result, attention(q, k, v))
+    assert len(emulated.launches) == 2  # the splits, then their combination
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_backward(head_dim, causal):
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    q, k, v = random_qkv(1, (256, 256), (2, 1), head_dim)
+    grad_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    leaves = [t.float().requires_grad_() for t in (q, k, v)]
+    out, lse = attention(*leaves, causal)
+    out.backward(grad_out.float())
+    with emulated_peers():
+        grads = _flash_attn_bwd(
+            q, k, v, out.detach().bfloat16(), grad_out, lse.detach().contiguous(), causal=causal
+        )
+    for grad, leaf in zip(grads[:3], leaves, strict=True):
+        assert relative_error(grad, leaf.grad) < 0.01
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [0, 1, pytest.param(2, marks=pytest.mark.peers_short)],
+    ids=["q", "k", "v"],
+)
+def test_an_operand_off_by_five_percent_is_noticed(wrong):
+    operands = random_qkv(1, (256, 256), (2, 2), 128)
+    expected = attention(*operands, causal=True)
+    operands[wrong] = operands[wrong] * 1.05
+    with emulated_peers():
+        result = forward(*operands, causal=True)
+    with pytest.raises(AssertionError):
+        assert_agrees(result, expected)
