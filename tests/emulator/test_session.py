@@ -1,0 +1,221 @@
+"""Sessions: whatever the DSL compiled runs in the emulator, and nothing is left behind."""
+
+import importlib.util
+import os
+
+import cutlass.cute as cute
+import pytest
+import torch
+from cutlass import Float32
+from cutlass.cute.runtime import from_dlpack, make_ptr
+from cutlass.cute.typing import AddressSpace
+from cutlass.utils import HardwareInfo
+
+import fa4.emulator
+from fa4.emulator.errors import AddressError
+from fa4.emulator.program import Program
+from tests.emulator import session_kernels as kernels
+
+needs_tvm_ffi = pytest.mark.skipif(
+    importlib.util.find_spec("tvm_ffi") is None,
+    reason="apache-tvm-ffi is not installed (the `peers` extra brings it)",
+)
+PATHS = [
+    pytest.param(False, id="default"),
+    pytest.param(True, id="tvm-ffi", marks=needs_tvm_ffi),
+]
+
+
+def vectors(count=100):
+    return torch.arange(1.0, count + 1), torch.full((count,), torch.nan)
+
+
+@pytest.mark.parametrize("tvm_ffi", PATHS)
+def test_a_compiled_function_runs_in_every_session(tvm_ffi):
+    x, y = vectors()
+    with fa4.emulator.session():
+        compiled = kernels.compile_for(kernels.double, x, y, tvm_ffi)
+    for schedule in ("early", "late", "random", "priority"):
+        y.fill_(torch.nan)
+        with fa4.emulator.session(schedule=schedule, seed=7) as emulated:
+            kernels.call(compiled, x, y, tvm_ffi)
+        assert torch.equal(y, 2 * x)
+        (launch,) = emulated.launches
+        assert "scale_kernel" in launch.name
+        assert (launch.grid, launch.block, launch.cluster) == ((4, 1, 1), (32, 1, 1), (1, 1, 1))
+        assert launch.stats.warp_instructions > 0
+
+
+def test_calling_the_host_function_without_compiling_it_first():
+    x, y = vectors()
+    with fa4.emulator.session() as emulated:
+        kernels.double(from_dlpack(x), from_dlpack(y))
+        kernels.double(from_dlpack(x), from_dlpack(y))
+    assert torch.equal(y, 2 * x)
+    assert len(emulated.launches) == 2
+
+
+@pytest.mark.parametrize("tvm_ffi", PATHS)
+def test_two_kernels_of_the_same_name(tvm_ffi):
+    x, y = vectors()
+    with fa4.emulator.session() as emulated:
+        twice, thrice = (
+            kernels.compile_for(host, x, y, tvm_ffi) for host in (kernels.double, kernels.triple)
+        )
+        kernels.call(twice, x, y, tvm_ffi)
+        assert torch.equal(y, 2 * x)
+        kernels.call(thrice, x, y, tvm_ffi)
+        assert torch.equal(y, 3 * x)
+        kernels.call(twice, x, y, tvm_ffi)
+        assert torch.equal(y, 2 * x)
+    assert len({launch.name for launch in emulated.launches}) == 1
+
+
+def test_parameters_of_every_size_and_a_cluster():
+    x, _ = vectors()
+    with fa4.emulator.session() as emulated:
+        kernels.many_parameters(
+            kernels.cutlass.Int8(3), from_dlpack(x), Float32(0.5), kernels.cutlass.Int64(1 << 20)
+        )
+    assert x[0] == 0.5 + (1 << 20) + 3
+    assert emulated.launches[0].cluster == (2, 1, 1)
+
+
+def test_nested_sessions_and_their_devices():
+    x, y = vectors()
+    with fa4.emulator.session(num_sms=3) as outer:
+        assert HardwareInfo().get_max_active_clusters(1) == 3
+        with fa4.emulator.session(num_sms=8) as inner:
+            assert HardwareInfo().get_device_multiprocessor_count() == 8
+            assert HardwareInfo().get_max_active_clusters(2) == 4
+            kernels.double(from_dlpack(x), from_dlpack(y))
+        assert HardwareInfo().get_max_active_clusters(1) == 3
+        assert HardwareInfo().get_l2_cache_size_in_bytes() == 126 << 20
+        kernels.triple(from_dlpack(x), from_dlpack(y))
+    assert len(outer.launches) == len(inner.launches) == 1
+
+
+@pytest.mark.parametrize("tvm_ffi", PATHS)
+def test_an_error_of_the_engine_comes_out_as_it_is(tvm_ffi, monkeypatch):
+    x, y = vectors()
+    error = AddressError("somewhere")
+
+    def fail(*_args, **_kwargs):
+        raise error
+
+    with fa4.emulator.session() as emulated:
+        compiled = kernels.compile_for(kernels.double, x, y, tvm_ffi)
+        with monkeypatch.context() as patch:
+            patch.setattr(Program, "run", fail)
+            with pytest.raises(AddressError) as caught:
+                kernels.call(compiled, x, y, tvm_ffi)
+        assert caught.value is error
+        kernels.call(compiled, x, y, tvm_ffi)  # and the next call is not affected
+    assert torch.equal(y, 2 * x)
+    assert len(emulated.launches) == 1
+
+
+def test_keyboard_interrupt_passes_through_host_code(monkeypatch):
+    x, y = vectors()
+
+    def interrupt(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Program, "run", interrupt)
+    with fa4.emulator.session(), pytest.raises(KeyboardInterrupt):
+        kernels.double(from_dlpack(x), from_dlpack(y))
+
+
+def compile_pointers(count):
+    pointer = make_ptr(Float32, 16, AddressSpace.gmem, assumed_align=4)
+    return cute.compile(kernels.double_pointers, pointer, pointer, count)
+
+
+def pointer_to(tensor):
+    return make_ptr(Float32, tensor.data_ptr(), AddressSpace.gmem, assumed_align=4)
+
+
+def test_raw_pointers_need_registered_memory():
+    x, y = vectors()
+    with fa4.emulator.session() as emulated:
+        compiled = compile_pointers(100)
+        emulated.register(x, name="x")
+        with pytest.raises(AddressError, match="outside every known range"):
+            compiled(pointer_to(x), pointer_to(y), 100)
+        emulated.register(y.data_ptr(), 400, "y")
+        compiled(pointer_to(x), pointer_to(y), 100)
+        assert torch.equal(y, 2 * x)
+        with pytest.raises(AddressError):
+            compiled(pointer_to(x), pointer_to(y), 101)
+    with fa4.emulator.session(), pytest.raises(AddressError):
+        compiled(pointer_to(x), pointer_to(y), 100)  # registrations end with their session
+
+
+def test_arguments_are_known_for_their_call_only():
+    x, y = vectors()
+    with fa4.emulator.session():
+        kernels.double(from_dlpack(x), from_dlpack(y))
+        compiled = compile_pointers(100)
+        with pytest.raises(AddressError):
+            compiled(pointer_to(x), pointer_to(y), 100)
+
+
+@pytest.mark.parametrize("tvm_ffi", PATHS)
+def test_a_function_compiled_without_ptx_says_what_to_do(tvm_ffi):
+    x, y = map(fa4.emulator.as_cuda, vectors())
+    compiled = kernels.compile_for(kernels.double, x, y, tvm_ffi)
+    with fa4.emulator.session(), pytest.raises(RuntimeError, match="keep_ptx"):
+        kernels.call(compiled, x, y, tvm_ffi)
+
+
+@pytest.mark.parametrize("tvm_ffi", PATHS)
+def test_a_function_compiled_before_the_session_with_its_ptx(tvm_ffi):
+    x, y = vectors()
+    with fa4.emulator.keep_ptx():
+        compiled = kernels.compile_for(kernels.double, *map(fa4.emulator.as_cuda, (x, y)), tvm_ffi)
+    with fa4.emulator.session():
+        kernels.call(compiled, x, y, tvm_ffi)
+    assert torch.equal(y, 2 * x)
+
+
+def test_nothing_is_left_behind():
+    from cutlass.cute.runtime import _Tensor
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+    owners = (_Tensor, CudaDialectJitCompiledFunction, HardwareInfo)
+    before = [dict(vars(owner)) for owner in owners]
+    environment = dict(os.environ)
+    x, y = vectors()
+    with fa4.emulator.session(), fa4.emulator.session():
+        kernels.double(from_dlpack(x), from_dlpack(y))
+    with pytest.raises(ValueError, match="nothing"), fa4.emulator.session():
+        raise ValueError("nothing may survive an error either")
+    assert [dict(vars(owner)) for owner in owners] == before
+    assert dict(os.environ) == environment
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "lazy"}, "schedule='lazy'"),
+        ({"arch": "sm_90a"}, "arch='sm_90a'"),
+        ({"num_sms": 0}, "num_sms=0"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        fa4.emulator.session(**options)
+
+
+def test_a_session_opens_once_at_a_time():
+    session = fa4.emulator.session()
+    with session, pytest.raises(RuntimeError, match="already open"):
+        session.__enter__()
+
+
+def test_registering_what_is_no_host_memory():
+    session = fa4.emulator.session()
+    with pytest.raises(ValueError, match="nbytes=None"):
+        session.register(4096)
+    with pytest.raises(ValueError, match="meta"):
+        session.register(torch.empty(4, device="meta"))
