@@ -12,6 +12,7 @@ from importlib import import_module
 _HOME = {
     "session": "sessions",
     "Session": "sessions",
+    "current_session": "sessions",
     "LaunchRecord": "sessions",
     "as_cuda": "tensors",
     "keep_ptx": "keep",

@@ -1,7 +1,8 @@
 """`session()`: run kernels that the CuTe DSL compiled on this machine's CPU."""
 
+import contextlib
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -100,6 +101,20 @@ class Session:
         if found is not None:
             self._registered.append((*found, name or f"registered {len(self._registered)}"))
 
+    @contextlib.contextmanager
+    def lend(
+        self, memory: Mapping[str, object], labels: Labels | None = None
+    ) -> Iterator["Session"]:
+        """Register tensors by name, and name warps and barriers, for the launches of one block."""
+        registered, labels_before = list(self._registered), self.labels
+        try:
+            for name, tensor in memory.items():
+                self.register(tensor, name=name)
+            self.labels = labels or labels_before
+            yield self
+        finally:
+            self._registered, self.labels = registered, labels_before
+
     def launch(self, raw: object, ranges: Iterable[tuple[int, int]]) -> None:
         """Run one launch in the engine; called by the hook."""
         from fa4.emulator.memory import GlobalMemory
@@ -170,6 +185,14 @@ def session(
     engine (`EmulatorError`) come out of the call as they are. Sessions nest; the innermost counts.
     """
     return Session(schedule, seed, arch, labels, Device(num_sms))
+
+
+def current_session() -> Session | None:
+    """The innermost open session of this process."""
+    from fa4.emulator.hook import the_hook
+
+    open_sessions = the_hook().sessions
+    return open_sessions[-1] if open_sessions else None
 
 
 def _pack_parameters(params: Iterable[object], arguments: int) -> bytes:

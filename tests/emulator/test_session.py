@@ -151,6 +151,23 @@ def test_raw_pointers_need_registered_memory():
         compiled(pointer_to(x), pointer_to(y), 100)  # registrations end with their session
 
 
+def test_lending_memory_and_labels_for_a_block(monkeypatch):
+    x, y = vectors()
+    labels, seen = fa4.emulator.Labels(warps=("copy",)), []
+    run = Program.run
+    monkeypatch.setattr(Program, "run", lambda *args: (seen.append(args[-1]), run(*args))[-1])
+    assert fa4.emulator.current_session() is None
+    with fa4.emulator.session() as emulated:
+        assert fa4.emulator.current_session() is emulated
+        compiled = compile_pointers(100)
+        with emulated.lend({"x": x, "y": y}, labels):
+            compiled(pointer_to(x), pointer_to(y), 100)
+        with pytest.raises(AddressError):
+            compiled(pointer_to(x), pointer_to(y), 100)
+    assert torch.equal(y, 2 * x)
+    assert seen == [labels, None]
+
+
 def test_arguments_are_known_for_their_call_only():
     x, y = vectors()
     with fa4.emulator.session():
