@@ -41,16 +41,16 @@ def double_pointers(x: cute.Pointer, y: cute.Pointer, count: cutlass.Int32):
 
 @cute.kernel
 def many_parameters_kernel(
-    flag: cutlass.Int8, x: cute.Tensor, bias: cutlass.Float32, shift: cutlass.Int64
+    flag: cutlass.Int8, bias: cutlass.Float32, x: cute.Tensor, shift: cutlass.Int64
 ):
     x[0] = bias + shift.to(cutlass.Float32) + flag.to(cutlass.Float32)
 
 
 @cute.jit
 def many_parameters(
-    flag: cutlass.Int8, x: cute.Tensor, bias: cutlass.Float32, shift: cutlass.Int64
+    flag: cutlass.Int8, bias: cutlass.Float32, x: cute.Tensor, shift: cutlass.Int64
 ):
-    many_parameters_kernel(flag, x, bias, shift).launch(
+    many_parameters_kernel(flag, bias, x, shift).launch(
         grid=[2, 1, 1], block=[THREADS, 1, 1], cluster=[2, 1, 1]
     )
 

@@ -6,7 +6,7 @@ import os
 import cutlass.cute as cute
 import pytest
 import torch
-from cutlass import Float32
+from cutlass import Float32, Int8, Int64
 from cutlass.cute.runtime import from_dlpack, make_ptr
 from cutlass.cute.typing import AddressSpace
 from cutlass.utils import HardwareInfo
@@ -74,9 +74,7 @@ def test_two_kernels_of_the_same_name(tvm_ffi):
 def test_parameters_of_every_size_and_a_cluster():
     x, _ = vectors()
     with fa4.emulator.session() as emulated:
-        kernels.many_parameters(
-            kernels.cutlass.Int8(3), from_dlpack(x), Float32(0.5), kernels.cutlass.Int64(1 << 20)
-        )
+        kernels.many_parameters(Int8(3), Float32(0.5), from_dlpack(x), Int64(1 << 20))
     assert x[0] == 0.5 + (1 << 20) + 3
     assert emulated.launches[0].cluster == (2, 1, 1)
 
@@ -183,6 +181,18 @@ def test_a_function_compiled_without_ptx_says_what_to_do(tvm_ffi):
     compiled = kernels.compile_for(kernels.double, x, y, tvm_ffi)
     with fa4.emulator.session(), pytest.raises(RuntimeError, match="keep_ptx"):
         kernels.call(compiled, x, y, tvm_ffi)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would launch on the GPU")
+def test_a_function_that_the_dsl_cached_without_ptx_is_compiled_again():
+    from cutlass.base_dsl.common import DSLCudaRuntimeError
+
+    x, y = vectors(77)
+    with pytest.raises(DSLCudaRuntimeError):
+        kernels.double(*(from_dlpack(fa4.emulator.as_cuda(t)) for t in (x, y)))
+    with fa4.emulator.session():
+        kernels.double(from_dlpack(x), from_dlpack(y))
+    assert torch.equal(y, 2 * x)
 
 
 @pytest.mark.parametrize("tvm_ffi", PATHS)
