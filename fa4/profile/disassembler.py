@@ -32,7 +32,7 @@ def find_nvdisasm() -> str | None:
 def disassemble(cubin: bytes) -> str:
     """SASS listing of `cubin` with source lines and inline chains (`nvdisasm -c -gi`).
 
-    Raises DisassemblerMissingError without the tool, RuntimeError with the tool's message when it fails.
+    Raises DisassemblerMissingError without the tool, RuntimeError with its message when it fails.
     """
     tool = find_nvdisasm()
     if tool is None:

@@ -7,6 +7,7 @@ Text remarks of ptxas are a second source only: they are lost when a compile com
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,6 +68,13 @@ def read_resources(cubin: bytes) -> list[Resources]:
     if not found:
         raise ValueError("the ELF file has no .text section of a kernel: is it a cubin?")
     return found
+
+
+def read_toolchain(cubin: bytes) -> str:
+    """Version of the ptxas that made `cubin` (`12.9.83`), empty when it left no note."""
+    note = read_sections(cubin).get(".note.nv.tkinfo")
+    found = re.search(rb"\bV(\d+(?:\.\d+)+)", note.data) if note else None
+    return found.group(1).decode() if found else ""
 
 
 def read_sections(cubin: bytes) -> dict[str, Section]:

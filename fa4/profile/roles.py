@@ -14,14 +14,16 @@ from fa4.profile.flow import Flow
 from fa4.profile.sass import Instruction
 
 KERNEL = "kernel"  # set-up, dispatch and tear-down that no role owns
+ROLES = ("load", "mma", "softmax", "correction", "epilogue")  # files of warps/ that are roles
 
 
 def role_of_line(instruction: Instruction) -> str:
     """Role named by the file in `warps/` in the inline chain, outermost first; empty if none."""
     for frame in reversed(instruction.frames):
         _, found, file = frame.path.replace("\\", "/").rpartition("/warps/")
-        if found and not file.startswith("__init__"):
-            return file.removesuffix(".py")
+        role = file.removesuffix(".py")
+        if found and role.rpartition("/")[2] in ROLES:
+            return role
     return ""
 
 

@@ -10,6 +10,7 @@ from fa4.profile.disassembler import disassemble
 from fa4.profile.elf import Resources, read_resources
 from fa4.profile.flow import Flow, Loop
 from fa4.profile.paths import Body, body
+from fa4.profile.pipes import pipe_cycles
 from fa4.profile.roles import block_roles, role_of_line
 from fa4.profile.sass import Function, parse_sass
 
@@ -26,19 +27,20 @@ class Counts:
     emulated: int
     packed: int  # FFMA2 + FADD2
     max: int  # FMNMX + FMNMX3
-    select: int  # FSEL
+    select: int  # FSEL + SEL
     f2fp: int
     tmem: tuple[int, int]
     mma: int
     classes: dict[str, int]
+    pipes: dict[str, int]  # cycles of one warp, see `pipes`
 
 
 @dataclass(frozen=True)
 class LoopReport:
     """One loop. kind: softmax, mma, correction, load, store, other, judged by its instructions.
 
-    blocks: key blocks of 128 per iteration for a softmax loop, else 1. counts: of one iteration
-    without nested loops. shortest, longest: executed instructions per iteration.
+    blocks: key blocks of 128 per iteration of a softmax loop (64 packed conversions each), else 1.
+    counts: of one iteration without nested loops. shortest, longest: executed instructions of it.
     """
 
     kind: str
@@ -118,24 +120,24 @@ def count(flow: Flow, blocks: frozenset[int]) -> Counts:
         emulated=emulated_exponentials(code),
         packed=classes["FFMA2"] + classes["FADD2"],
         max=classes["FMNMX"] + classes["FMNMX3"],
-        select=classes["FSEL"],
+        select=sum(instruction.opcode in ("FSEL", "SEL") for instruction in code),
         f2fp=classes["F2FP"],
         tmem=(classes["LDTM"], classes["STTM"]),
         mma=classes["MMA"],
         classes=dict(classes.most_common()),
+        pipes=pipe_cycles(code),
     )
 
 
 def _loop_report(flow: Flow, loop: Loop, own: Body, role: str) -> LoopReport:
     counts = count(flow, own.blocks)
     kind = _kind(counts)
-    exponentials = counts.ex2 + counts.emulated
     return LoopReport(
         kind=kind,
         role=role,
         start=flow.blocks[loop.header][0].address,
         depth=loop.depth,
-        blocks=max(1, exponentials // KEYS) if kind == "softmax" else 1,
+        blocks=max(1, 2 * counts.f2fp // KEYS) if kind == "softmax" else 1,
         counts=counts,
         shortest=own.shortest,
         longest=own.longest,

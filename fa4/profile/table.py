@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_NUMERIC = re.compile(r"[-+.\d/%x]*")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns padded with spaces: the first column left-aligned, the others right-aligned."""
+    """Columns padded with spaces; columns of numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = []
-    for row in cells:
-        padded = [
-            cell.rjust(w) if i else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(padded).rstrip())
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [all(_NUMERIC.fullmatch(cell) for cell in column[1:]) for column in columns]
+    lines = [_line(row, widths, numeric) for row in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    padded = [
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, width, right in zip(row, widths, numeric, strict=True)
+    ]
+    return "  ".join(padded).rstrip()

@@ -16,7 +16,7 @@ _LOOP_HEADER = (
     "emulated",
     "FMA2+ADD2",
     "max",
-    "FSEL",
+    "select",
     "F2FP",
     "TMEM ld/st",
     "MMA",

@@ -1,0 +1,1 @@
+"""Static comparison with other kernels; needs no GPU. `python -m bench`."""

@@ -1,0 +1,32 @@
+"""Saves a table as JSON with the versions that produced it."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "results"
+PACKAGES = ("nvidia-cutlass-dsl", "flash-attn-4", "quack-kernels", "nvidia-cuda-nvdisasm")
+
+
+def save(name: str, rows: list[dict[str, Any]], ptxas: str) -> Path:
+    """Write `results/NAME.json`; returns its path."""
+    versions = {package: _version(package) for package in PACKAGES}
+    content = {
+        "versions": {"ptxas": ptxas, **versions},
+        "note": "static counts of compiled code; cycles are modelled, nothing is measured",
+        "rows": rows,
+    }
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

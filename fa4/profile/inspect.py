@@ -1,0 +1,82 @@
+"""`fa4 inspect`: what the compiler made of each warp role of the forward kernel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from fa4.compile import Artifacts, artifacts
+from fa4.plan import Plan, plan_forward
+from fa4.problem import Problem
+from fa4.profile.disassembler import disassemble, find_nvdisasm
+from fa4.profile.report import report
+from fa4.profile.report_text import report_text
+
+
+def inspect_main(argv: list[str]) -> int:
+    """Compile one plan and print its report; returns 0."""
+    arguments = _parser().parse_args(argv)
+    plan = _plan(arguments)
+    made = artifacts(plan)
+    found = report(plan, made)
+    if arguments.keep:
+        kept = keep(made, arguments.keep)
+    if arguments.json:
+        print(json.dumps(asdict(found), indent=1))
+        return 0
+    print(report_text(found))
+    if arguments.keep:
+        print("\nKept: " + ", ".join(map(str, kept)))
+    return 0
+
+
+def keep(made: Artifacts, folder: Path) -> list[Path]:
+    """Write PTX, cubin and, with nvdisasm, SASS into `folder`; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {"ptx": made.ptx.encode(), "cubin": made.cubin}
+    if find_nvdisasm():
+        contents["sass"] = disassemble(made.cubin).encode()
+    paths = []
+    for suffix, data in contents.items():
+        paths.append(folder / f"{made.kernel_name}.{suffix}")
+        paths[-1].write_bytes(data)
+    return paths
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fa4 inspect", description=__doc__)
+    parser.add_argument("--arch", default="sm_100a", help="default sm_100a")
+    parser.add_argument("--head-dim", type=int, default=128, help="of Q and K, default 128")
+    parser.add_argument("--head-dim-v", type=int, help="of V, default that of Q and K")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default) or float16")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument(
+        "--window", type=int, nargs=2, metavar=("LEFT", "RIGHT"), help="-1 is unbounded"
+    )
+    parser.add_argument("--softcap", action="store_true", help="compile the softcap")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX, cubin and SASS")
+    return parser
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    """A plan depends on no length: any problem of the kind will do."""
+    left, right = arguments.window or (None, None)
+    problem = Problem(
+        batch=1,
+        seqlen_q=1,
+        seqlen_k=1,
+        heads_q=1,
+        heads_kv=1,
+        head_dim=arguments.head_dim,
+        head_dim_v=arguments.head_dim_v or arguments.head_dim,
+        dtype=arguments.dtype,
+        causal=arguments.causal,
+        window_left=left,
+        window_right=right,
+        softcap=1.0 if arguments.softcap else 0.0,
+        scale=1.0,
+    )
+    return plan_forward(problem, arguments.arch)

@@ -1,0 +1,142 @@
+"""All that `fa4 inspect` knows about the kernel of one plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fa4.compile import Artifacts
+from fa4.plan import Plan
+from fa4.profile.classes import ptx_class
+from fa4.profile.disassembler import find_nvdisasm
+from fa4.profile.elf import Resources, read_resources
+from fa4.profile.flow import Flow
+from fa4.profile.ptx import parse_ptx
+from fa4.profile.roles import block_roles
+from fa4.profile.static import Analysis, analyse
+from fa4.profile.summary import Summary, summarise
+
+
+@dataclass(frozen=True)
+class RoleView:
+    """One role. warps: first and one past the last. registers: per thread, as the plan wants them;
+    honoured: whether the machine code asks for them. ptx: instructions by class.
+    """
+
+    role: str
+    warps: tuple[int, int]
+    registers: int
+    honoured: bool
+    ptx: dict[str, int]
+
+
+@dataclass(frozen=True)
+class BarrierView:
+    """One edge of the table. full, empty: byte offset of its first mbarrier in dynamic shared
+    memory, arrive counts beside it; empty is None when another edge implies the release.
+    """
+
+    edge: str
+    producer: str
+    consumer: str
+    kind: str
+    stages: int
+    full: int
+    arrivals: int
+    empty: int | None
+    releases: int | None
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report. analysis and summary are None without nvdisasm."""
+
+    kernel: str
+    arch: str
+    resources: Resources
+    smem_bytes: int
+    smem: dict[str, int]
+    tmem: str
+    roles: tuple[RoleView, ...]
+    barriers: tuple[BarrierView, ...]
+    analysis: Analysis | None
+    summary: Summary | None
+
+
+def report(plan: Plan, artifacts: Artifacts) -> Report:
+    """Everything about one compiled plan."""
+    resources = _kernel_resources(artifacts)
+    analysis = analyse(artifacts.cubin, artifacts.kernel_name) if find_nvdisasm() else None
+    memory = plan.smem()
+    return Report(
+        kernel=artifacts.kernel_name,
+        arch=plan.arch,
+        resources=resources,
+        smem_bytes=memory.nbytes,
+        smem=dict(memory.tiles),
+        tmem=plan.tmem().describe(),
+        roles=_roles(plan, artifacts, resources),
+        barriers=_barriers(plan),
+        analysis=analysis,
+        summary=summarise(analysis, plan.head_dim, plan.head_dim_v) if analysis else None,
+    )
+
+
+def unmet_registers(plan: Plan, resources: Resources) -> dict[str, int]:
+    """Roles whose setmaxnreg budget ptxas ignored, with the budget; empty when all are honoured."""
+    return {
+        name: role.registers
+        for name, role in plan.roles.items()
+        if role.registers not in resources.setmaxnreg
+    }
+
+
+def ptx_by_role(ptx: str, kernel: str) -> dict[str, Counter[str]]:
+    """PTX instructions of each role by class."""
+    flow = Flow(parse_ptx(ptx, kernel))
+    counts: dict[str, Counter[str]] = {}
+    for role, code in zip(block_roles(flow), flow.blocks, strict=True):
+        counts.setdefault(role, Counter()).update(ptx_class(ins.opcode) for ins in code)
+    return counts
+
+
+def _kernel_resources(artifacts: Artifacts) -> Resources:
+    found = [r for r in read_resources(artifacts.cubin) if artifacts.kernel_name in r.kernel]
+    if len(found) != 1:
+        raise ValueError(f"expected one kernel named {artifacts.kernel_name}, found {len(found)}")
+    return found[0]
+
+
+def _roles(plan: Plan, artifacts: Artifacts, resources: Resources) -> tuple[RoleView, ...]:
+    counts = ptx_by_role(artifacts.ptx, artifacts.kernel_name)
+    ignored = unmet_registers(plan, resources)
+    return tuple(
+        RoleView(
+            role=name,
+            warps=(role.first, role.end),
+            registers=role.registers,
+            honoured=name not in ignored,
+            ptx=dict(counts.get(name, Counter()).most_common()),
+        )
+        for name, role in plan.roles.items()
+    )
+
+
+def _barriers(plan: Plan) -> tuple[BarrierView, ...]:
+    memory, warps = plan.smem(), plan.warps_per_stage()
+    return tuple(
+        BarrierView(
+            edge=edge.name,
+            producer=edge.producer,
+            consumer=edge.consumer,
+            kind=edge.kind.value,
+            stages=edge.stages,
+            full=memory.full[edge.name],
+            arrivals=edge.arrive_count(warps),
+            empty=memory.empty.get(edge.name),
+            releases=edge.release_count(warps) if edge.has_release else None,
+            meaning=edge.meaning,
+        )
+        for edge in plan.edges()
+    )
