@@ -1,9 +1,9 @@
 """A kernel as translated from PTX, and the values that a run takes and returns.
 
-    program = Program.from_ptx(ptx, entry)
-    memory = GlobalMemory()
-    memory.add(tensor.data_ptr(), nbytes, "q")
-    stats = program.run(Launch(grid, block, cluster, smem_bytes, params), memory, Schedule())
+program = Program.from_ptx(ptx, entry)
+memory = GlobalMemory()
+memory.add(tensor.data_ptr(), nbytes, "q")
+stats = program.run(Launch(grid, block, cluster, smem_bytes, params), memory, Schedule())
 """
 
 from __future__ import annotations

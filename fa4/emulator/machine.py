@@ -1,0 +1,198 @@
+"""A launch: clusters in grid order, each run by its schedule, and the counts at the end."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .barriers import NamedBarrier
+from .cta import Cta
+from .engines import Engines
+from .errors import DeadlockError, LaunchError
+from .memory import GlobalMemory
+from .program import Event, Launch, Program, RunStats, Schedule
+from .report import deadlock_report
+from .schedule import make_scheduler
+
+if TYPE_CHECKING:
+    from .labels import Labels
+
+_REGISTER_FILE = 65536  # 32-bit registers of an SM
+
+
+class Cluster:
+    """The CTAs that run together, their engines and their count of progress."""
+
+    def __init__(self, machine: Machine, origin: tuple[int, int, int], number: int) -> None:
+        self.machine, self.memory = machine, machine.memory
+        self.events = self.mmas = 0
+        self.rng = random.Random(f"{machine.schedule.kind} {machine.schedule.seed} {number}")
+        self.engines = Engines(machine.schedule, self.rng)
+        self.barrier = NamedBarrier(None, -1, "cluster barrier")
+        self.ctas: list[Cta] = []
+        x, y, _ = machine.launch.cluster
+        for rank in range(machine.launch.cluster_size):
+            offset = (rank % x, rank // x % y, rank // (x * y))
+            position = tuple(o + d for o, d in zip(origin, offset, strict=True))
+            self.ctas.append(Cta(self, position, rank))
+        self.barrier.cta = self.ctas[0]
+        for cta in self.ctas:
+            cta.begin(one_team=machine.schedule.kind == "early")
+        self.scheduler = make_scheduler(self, machine.schedule)
+
+    def clock(self) -> int:
+        """A time that only moves forward: progress so far."""
+        return self.events
+
+    def run(self) -> str:
+        """Runs until "done", "blocked" (nothing can move) or "spinning" (warps poll memory)."""
+        return self.scheduler.run()
+
+    def finish(self) -> None:
+        """Effects still in flight happen; tensor memory must be free."""
+        while self.engines.step():
+            pass
+        for cta in self.ctas:
+            cta.tensor.check_empty()
+
+
+class Machine:
+    """Everything one launch needs."""
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        memory: GlobalMemory,
+        schedule: Schedule,
+        labels: Labels | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        self.launch, self.schedule = launch, schedule
+        self.labels, self.on_event = labels, on_event
+        self.kernel, self.translation = program.kernel, program.translation
+        self.params = self._parameters()
+        self.memory = memory.with_ranges(self._own_ranges())
+        self.registers_per_thread = launch.registers_per_thread or self._registers()
+        self._check_launch()
+        grid, cluster = launch.grid, launch.cluster
+        self.waiting = [
+            (x, y, z)
+            for z in range(0, grid[2], cluster[2])
+            for y in range(0, grid[1], cluster[1])
+            for x in range(0, grid[0], cluster[0])
+        ]
+        self.waiting.reverse()
+        self.started = 0
+        self.counts: dict[tuple[int, str], int] = Counter()
+        self.mmas = 0
+
+    def _parameters(self) -> np.ndarray:
+        """The parameter block at a 64-byte aligned address, as uint8."""
+        if len(self.launch.params) != self.kernel.param_bytes:
+            raise LaunchError(
+                f"{len(self.launch.params)} bytes of parameters; kernel {self.kernel.name} takes "
+                f"{self.kernel.param_bytes}"
+            )
+        raw = np.zeros(self.kernel.param_bytes + 192, np.uint8)
+        start = -raw.ctypes.data % 64
+        block = raw[start : start + self.kernel.param_bytes + 128]
+        block[: self.kernel.param_bytes] = np.frombuffer(self.launch.params, np.uint8)
+        return block
+
+    def _own_ranges(self) -> list[tuple[int, int, str]]:
+        ranges = [(self.params.ctypes.data, self.params.size, "kernel parameters")]
+        for name, data in self.translation.variables.items():
+            ranges.append((data.ctypes.data, data.size, f"variable {name}"))
+        return ranges
+
+    def _registers(self) -> int:
+        """Registers per thread at launch: what ptxas may use under the kernel's directives."""
+        if self.kernel.max_registers:
+            return self.kernel.max_registers
+        threads = -(-self.launch.threads // 32) * 32
+        budget = _REGISTER_FILE // (threads * self.kernel.min_ctas)
+        return min(budget // 8 * 8, 255)
+
+    def _check_launch(self) -> None:
+        required = self.kernel.required_threads
+        if required and self.launch.threads > required:
+            raise LaunchError(
+                f"block {self.launch.block} has {self.launch.threads} threads; the kernel is "
+                f"compiled for {required}"
+            )
+        if self.launch.cluster_size > 16:
+            raise LaunchError(f"cluster {self.launch.cluster}: at most 16 CTAs")
+
+    def cancel_next(self) -> tuple[int, int, int] | None:
+        """Takes the next cluster out of the grid, for a running CTA to do its work."""
+        return self.waiting.pop() if self.waiting else None
+
+    def run(self) -> RunStats:
+        """Runs clusters one after another; one that polls memory lets later ones start."""
+        begin = time.perf_counter()
+        stalled: list[Cluster] = []
+        with np.errstate(all="ignore"):
+            while self.waiting or stalled:
+                if self.waiting:
+                    cluster = Cluster(self, self.waiting.pop(), self.started)
+                    self.started += 1
+                    if not self._advance(cluster):
+                        stalled.append(cluster)
+                        continue
+                elif not stalled:
+                    break
+                stalled = self._retry(stalled)
+        return self._stats(time.perf_counter() - begin)
+
+    def _advance(self, cluster: Cluster) -> bool:
+        """Runs a cluster as far as it goes. True when it has ended."""
+        state = cluster.run()
+        if state == "done":
+            cluster.finish()
+            self._collect(cluster)
+            return True
+        if state == "blocked":
+            raise DeadlockError(deadlock_report(cluster, spinning=False))
+        return False
+
+    def _retry(self, stalled: list[Cluster]) -> list[Cluster]:
+        """Lets polling clusters go on after another one has ended."""
+        remaining = list(stalled)
+        while remaining:
+            before = [cluster.events for cluster in remaining]
+            remaining = [cluster for cluster in remaining if not self._advance(cluster)]
+            if [cluster.events for cluster in remaining] == before:
+                if self.waiting:
+                    return remaining
+                raise DeadlockError(deadlock_report(remaining[0], spinning=True))
+        return remaining
+
+    def _collect(self, cluster: Cluster) -> None:
+        self.mmas += cluster.mmas
+        for cta in cluster.ctas:
+            for team in cta.teams:
+                team.settle()
+            for warp in cta.warps:
+                role = cta.role(warp.index)
+                for block, hits in enumerate(warp.hits):
+                    if hits:
+                        self.counts[block, role] += hits
+
+    def _stats(self, seconds: float) -> RunStats:
+        stats = RunStats(seconds=seconds, mmas=self.mmas)
+        by_role, by_line = Counter(), Counter()
+        for (number, role), hits in self.counts.items():
+            block = self.translation.blocks[number].block
+            by_role[role] += hits * (block.end - block.start)
+            for instruction in self.kernel.instructions[block.start : block.end]:
+                if instruction.location:
+                    by_line[instruction.location.file, instruction.location.line] += hits
+        stats.by_role, stats.by_line = dict(by_role), dict(by_line)
+        stats.warp_instructions = sum(by_role.values())
+        return stats

@@ -1,0 +1,243 @@
+"""Tensor memory of a CTA: 512 columns x 128 lanes of 32 bits, allocation, tcgen05.ld and st."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import TensorMemoryError
+from .waits import AllocationWait
+
+if TYPE_CHECKING:
+    from .cta import Cta
+    from .team import Team
+
+COLUMNS, LANES = 512, 128
+U2, U4 = np.uint16, np.uint32
+
+
+class TensorMemory:
+    """Words as (column, lane), so that a column of 128 lanes is one row. Starts poisoned."""
+
+    def __init__(self, cta: Cta) -> None:
+        self.cta = cta
+        self._words: np.ndarray | None = None
+        self.allocated: dict[int, int] = {}  # first column -> columns
+        self.owner = np.zeros(COLUMNS, bool)
+        self.relinquished = False
+
+    @property
+    def words(self) -> np.ndarray:
+        """The memory as uint32 (column, lane)."""
+        if self._words is None:
+            self._words = np.full((COLUMNS, LANES), 0xFFFFFFFF, U4)
+        return self._words
+
+    @property
+    def floats(self) -> np.ndarray:
+        """The same words as float32."""
+        return self.words.view(np.float32)
+
+    def find(self, columns: int) -> int | None:
+        """The first aligned run of free columns, or None."""
+        for start in range(0, COLUMNS, columns):
+            if not self.owner[start : start + columns].any():
+                return start
+        return None
+
+    def allocate(self, columns: int) -> int:
+        """Takes columns that `find` has found; returns their address."""
+        start = self.find(columns)
+        self.owner[start : start + columns] = True
+        self.allocated[start] = columns
+        return start
+
+    def free(self, address: int, columns: int) -> None:
+        """Frees one allocation. Raises TensorMemoryError unless it exists with this size."""
+        if self.allocated.get(address) != columns:
+            known = ", ".join(f"[{a}, {a + n})" for a, n in sorted(self.allocated.items()))
+            raise TensorMemoryError(
+                f"tcgen05.dealloc of {columns} columns at {address:#x}, which are not allocated "
+                f"as such (freed twice?); allocated: {known or 'none'}"
+            )
+        del self.allocated[address]
+        self.owner[address : address + columns] = False
+
+    def check(self, column: int, columns: int, what: str) -> None:
+        """Raises TensorMemoryError unless the columns are allocated."""
+        inside = column + columns <= COLUMNS
+        if inside and np.count_nonzero(self.owner[column : column + columns]) == columns:
+            return
+        known = ", ".join(f"[{a}, {a + n})" for a, n in sorted(self.allocated.items()))
+        raise TensorMemoryError(
+            f"{what} of tensor-memory columns [{column}, {column + columns}), which are not "
+            f"allocated; allocated: {known or 'none'}"
+        )
+
+    def check_empty(self) -> None:
+        """At the end of the CTA everything must have been freed."""
+        if self.allocated:
+            known = ", ".join(f"[{a}, {a + n})" for a, n in sorted(self.allocated.items()))
+            raise TensorMemoryError(
+                f"CTA {self.cta.position} ended with tensor memory allocated: columns {known}"
+            )
+
+
+# ---- allocation
+
+
+def tensor_alloc(w: Team, place, columns, pair: bool, following: int, mask) -> int:
+    """tcgen05.alloc: one warp allocates, waiting until the columns are free."""
+    lane = 0 if mask is None else int(mask.argmax())
+    count, tensor = int(columns[lane]), w.cta.tensor
+    if count < 32 or count > COLUMNS or count & (count - 1):
+        raise TensorMemoryError(
+            f"tcgen05.alloc of {count} columns: must be a power of two from 32 to 512"
+        )
+    if tensor.relinquished:
+        raise TensorMemoryError("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
+    return w.block_on(AllocationWait(w.cta, int(place[lane]) & 0xFFFFFF, count), following)
+
+
+def tensor_dealloc(w: Team, address, columns, mask) -> None:
+    lane = 0 if mask is None else int(mask.argmax())
+    w.cta.tensor.free(int(address[lane]), int(columns[lane]))
+    w.cta.cluster.events += 1
+
+
+def tensor_relinquish(w: Team) -> None:
+    w.cta.tensor.relinquished = True
+
+
+# ---- register images of tcgen05.ld and st
+
+_WIDTHS = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8, "16x32bx2": 1}
+
+
+@lru_cache(maxsize=256)
+def _image(shape: str, repeat: int, split: int) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, column) offsets of each register and thread, as (register, thread) arrays."""
+    thread = np.arange(32)[None]
+    registers = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}[shape]
+    r = np.arange(registers * repeat)[:, None]
+    if shape == "32x32b":
+        lane, column = thread + 0 * r, r + 0 * thread
+    elif shape == "16x64b":
+        lane = thread // 4 + 8 * (thread % 2) + 0 * r
+        column = thread // 2 % 2 + 2 * r
+    elif shape == "16x128b":
+        lane, column = thread // 4 + 8 * (r % 2), thread % 4 + 4 * (r // 2)
+    elif shape == "16x256b":
+        lane = thread // 4 + 8 * (r // 2 % 2)
+        column = r % 2 + 2 * (thread % 4) + 8 * (r // 4)
+    else:
+        lane, column = thread % 16 + 0 * r, r + split * (thread // 16)
+    return lane, column
+
+
+def _columns(shape: str, repeat: int, packed: bool, split: int) -> int:
+    """Columns that one instruction spans."""
+    width = _WIDTHS[shape] * repeat * (2 if packed else 1)
+    return max(split + width, width) if shape == "16x32bx2" else width
+
+
+def _warp_place(w: Team, address: int, position: int, shape: str) -> tuple[int, int]:
+    """(lane, column) of a warp's address. Raises TensorMemoryError for another warp's lanes."""
+    lane, column = address >> 16, address & 0xFFFF
+    warp = w.warps[position].index
+    home = 32 * (warp % 4)
+    allowed = (home,) if shape == "32x32b" else (home, home + 16)
+    if lane not in allowed:
+        raise TensorMemoryError(
+            f"tensor-memory address {address:#x} is at lane {lane}; {w.cta.role(warp)} (warp "
+            f"{warp}) reaches lanes {home} to {home + 31} only"
+        )
+    return lane, column
+
+
+def _same_columns(w: Team, address: np.ndarray) -> int | None:
+    """The common column when the warps hold consecutive quarters at their own lanes."""
+    first = address.item(0)
+    start = first >> 16
+    if start != 32 * (w.warps[0].index % 4) or start + w.n > LANES:
+        return None
+    expected = w.cache.get("tensor lanes")
+    if expected is None:
+        homes = [32 * (warp.index % 4) for warp in w.warps]
+        if homes != list(range(homes[0], homes[0] + 32 * len(homes), 32)):
+            return None
+        expected = w.cache["tensor lanes"] = np.repeat(np.array(homes, U4), 32) << U4(16)
+    column = first & 0xFFFF
+    if np.count_nonzero(address - expected != U4(column)):
+        return None
+    return column
+
+
+def tensor_load(w: Team, address, shape: str, repeat: int, packed: bool, split: int) -> np.ndarray:
+    """tcgen05.ld: (register, lane) as float32."""
+    tensor, span = w.cta.tensor, _columns(shape, repeat, packed, split)
+    if shape == "32x32b" and not packed:
+        column = _same_columns(w, address)
+        if column is not None:
+            tensor.check(column, span, "tcgen05.ld")
+            start = 32 * (w.warps[0].index % 4)
+            return tensor.floats[column : column + repeat, start : start + w.n].copy()
+    parts = []
+    for position in range(len(w.warps)):
+        lane, column = _warp_place(w, int(address[32 * position]), position, shape)
+        tensor.check(column, span, "tcgen05.ld")
+        lanes, columns = _image(shape, repeat, split)
+        if packed:
+            low = tensor.words[column + 2 * columns, lane + lanes]
+            high = tensor.words[column + 2 * columns + 1, lane + lanes]
+            words = (low & U4(0xFFFF)) | (high << U4(16))
+        else:
+            words = tensor.words[column + columns, lane + lanes]
+        parts.append(words)
+    return np.concatenate(parts, axis=1).view(np.float32)
+
+
+def tensor_store(
+    w: Team, address, shape: str, repeat: int, packed: bool, split: int, values: tuple
+) -> None:
+    """tcgen05.st: visible at once under `early`, else at tcgen05.wait::st or before."""
+    tensor, span = w.cta.tensor, _columns(shape, repeat, packed, split)
+    words = np.array([value.view(U4) for value in values])
+    column = _same_columns(w, address) if shape == "32x32b" and not packed else None
+    if column is not None:
+        tensor.check(column, span, "tcgen05.st")
+        start = 32 * (w.warps[0].index % 4)
+        _submit_store(w, slice(column, column + repeat), slice(start, start + w.n), words)
+        return
+    for position in range(len(w.warps)):
+        lane, column = _warp_place(w, int(address[32 * position]), position, shape)
+        tensor.check(column, span, "tcgen05.st")
+        lanes, columns = _image(shape, repeat, split)
+        part = words[:, 32 * position : 32 * position + 32]
+        if packed:
+            _submit_store(w, column + 2 * columns, lane + lanes, part & U4(0xFFFF))
+            _submit_store(w, column + 2 * columns + 1, lane + lanes, part >> U4(16))
+        else:
+            _submit_store(w, column + columns, lane + lanes, part)
+
+
+def _store_key(w: Team) -> tuple:
+    return ("tcgen05.st", w.cta.rank, w.warps[0].index)
+
+
+def _submit_store(w: Team, columns, lanes, words: np.ndarray) -> None:
+    memory = w.cta.tensor.words
+
+    def effect() -> None:
+        memory[columns, lanes] = words
+        w.cta.cluster.events += 1
+
+    w.cta.cluster.engines.submit(_store_key(w), effect, lambda: w.cta.origin(w))
+
+
+def tensor_wait_store(w: Team) -> None:
+    """tcgen05.wait::st: the warp's stores are done."""
+    for warp in w.warps:
+        w.cta.cluster.engines.drain(("tcgen05.st", w.cta.rank, warp.index))

@@ -1,0 +1,1 @@
+"""Instructions to Python: one function per basic block, straight-line numpy over all lanes."""
