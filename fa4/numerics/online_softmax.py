@@ -14,6 +14,8 @@ from cutlass import Float32
 
 from fa4.numerics.exp2 import exp2_fma, exp2_mufu
 
+CHAINS = 2  # independent chains of maxima, and of packed sums: a step has a latency of 4 cycles
+
 
 @dataclass(frozen=True)
 class RowState:
@@ -43,12 +45,10 @@ class RunningMax:
 
     @cute.jit
     def update_maximum(
-        self, row: RowState, scores: cute.Tensor, scale_log2: Float32
+        self, row: RowState, maximum: Float32, scale_log2: Float32
     ) -> tuple[RowState, Float32]:
-        """Take in a block's scores; returns the row and the factor for O and the old sum."""
-        maximum = _row_maximum(scores, row.maximum)
-        grown = RowState(maximum, row.total)
-        exponent = (row.maximum - grown.reference()) * scale_log2
+        """Take in the maximum of all scores so far; returns the factor for O and the old sum."""
+        exponent = (row.maximum - RowState(maximum, row.total).reference()) * scale_log2
         factor = cute.math.exp2(exponent, fastmath=True)
         if exponent >= -self.threshold:
             maximum = row.maximum
@@ -56,10 +56,10 @@ class RunningMax:
         return RowState(maximum, row.total * factor), factor
 
     def exponentiate(
-        self, scores: cute.Tensor, first: int, last: int, scale_log2: Float32, bias: Float32
+        self, scores: cute.Tensor, span: tuple[int, int], scale_log2: Float32, bias: Float32
     ) -> None:
-        """scores[first:last] -> 2^(scale_log2 * scores + bias), in place."""
-        for i in range(first, last, 2):
+        """scores[span] -> 2^(scale_log2 * scores + bias), in place."""
+        for i in range(*span, 2):
             x = cute.arch.fma_packed_f32x2(
                 (scores[i], scores[i + 1]), (scale_log2, scale_log2), (bias, bias)
             )
@@ -74,38 +74,69 @@ class RunningMax:
         return (pair + 1) * pairs // 64 > pair * pairs // 64
 
 
-def add_to_total(row: RowState, scores: cute.Tensor) -> RowState:
-    """Add a block's P to the row's sum: four packed accumulators, then a tree."""
-    sums = [(scores[i], scores[i + 1]) for i in range(0, 8, 2)]
-    sums[0] = cute.arch.add_packed_f32x2(sums[0], (row.total, Float32(0.0)))
-    for i in range(8, cute.size(scores), 2):
-        lane = (i // 2) % 4
-        sums[lane] = cute.arch.add_packed_f32x2(sums[lane], (scores[i], scores[i + 1]))
-    a = cute.arch.add_packed_f32x2(sums[0], sums[1])
-    b = cute.arch.add_packed_f32x2(sums[2], sums[3])
-    a = cute.arch.add_packed_f32x2(a, b)
-    return RowState(row.maximum, a[0] + a[1])
+@dataclass(frozen=True)
+class RowMaximum:
+    """Maximum of a row's scores, taken in chunk by chunk."""
+
+    chains: cute.Tensor  # (CHAINS,)
+
+    def take(self, scores: cute.Tensor, span: tuple[int, int]) -> None:
+        """Take in scores[span]; max of three is one instruction."""
+        for step, i in enumerate(range(*span, 2)):
+            chain = step % CHAINS
+            pair = cute.arch.fmax(scores[i], scores[i + 1])
+            self.chains[chain] = cute.arch.fmax(self.chains[chain], pair)
+
+    def value(self) -> Float32:
+        """Maximum of everything taken in."""
+        return cute.arch.fmax(self.chains[0], self.chains[1])
 
 
-def _row_maximum(scores: cute.Tensor, start: Float32) -> Float32:
-    """Maximum of a row: four chains, two elements a step (ptxas makes FMNMX3 of them)."""
-    chains = [start, scores[0], scores[1], scores[2]]
-    rest = list(range(3, cute.size(scores)))
-    for step, i in enumerate(range(0, len(rest) - 1, 2)):
-        a, b = scores[rest[i]], scores[rest[i + 1]]
-        lane = step % 4
-        chains[lane] = cute.arch.fmax(chains[lane], cute.arch.fmax(a, b))
-    if len(rest) % 2:
-        chains[0] = cute.arch.fmax(chains[0], scores[rest[-1]])
-    low = cute.arch.fmax(chains[0], chains[1])
-    return cute.arch.fmax(low, cute.arch.fmax(chains[2], chains[3]))
+def row_maximum(start: Float32) -> RowMaximum:
+    """A maximum that starts at `start`."""
+    chains = cute.make_rmem_tensor(CHAINS, Float32)
+    for i in range(CHAINS):
+        chains[i] = start
+    return RowMaximum(chains)
+
+
+@dataclass(frozen=True)
+class RowTotal:
+    """Sum of a row's P, taken in chunk by chunk."""
+
+    chains: cute.Tensor  # (2 CHAINS,): packed pairs
+
+    def take(self, p: cute.Tensor, span: tuple[int, int]) -> None:
+        """Take in p[span]."""
+        for step, i in enumerate(range(*span, 2)):
+            self._add(step % CHAINS, (p[i], p[i + 1]))
+
+    def value(self) -> Float32:
+        """Sum of everything taken in."""
+        self._add(0, self._pair(1))
+        return self.chains[0] + self.chains[1]
+
+    def _pair(self, chain: int) -> tuple[Float32, Float32]:
+        return self.chains[2 * chain], self.chains[2 * chain + 1]
+
+    def _add(self, chain: int, pair: tuple[Float32, Float32]) -> None:
+        total = cute.arch.add_packed_f32x2(self._pair(chain), pair)
+        self.chains[2 * chain], self.chains[2 * chain + 1] = total
+
+
+def row_total(start: Float32) -> RowTotal:
+    """A sum that starts at `start`."""
+    chains = cute.make_rmem_tensor(2 * CHAINS, Float32)
+    for i in range(2 * CHAINS):
+        chains[i] = start if i == 0 else Float32(0.0)
+    return RowTotal(chains)
 
 
 @cute.jit
-def inverse_total(row_total: Float32) -> Float32:
+def inverse_total(total: Float32) -> Float32:
     """1 / l, or 0 for a row without keys."""
-    inverse = cute.arch.rcp_approx(row_total)
-    return inverse if row_total != 0.0 else Float32(0.0)
+    inverse = cute.arch.rcp_approx(total)
+    return inverse if total != 0.0 else Float32(0.0)
 
 
 @cute.jit

@@ -11,13 +11,15 @@ TWO_LOG2_E = 2.8853900817779268
 
 
 @cute.jit
-def cap_scores(scores: cute.Tensor, scales: Scales) -> None:
-    """scores -> tanh(softmax scale * scores / cap), in place; the cap itself is in scales.log2.
+def cap_scores(
+    scores: cute.Tensor, span: cutlass.Constexpr[tuple[int, int]], scales: Scales
+) -> None:
+    """scores[span] -> tanh(softmax scale * scores / cap), in place; the cap itself is in scales.log2.
 
     tanh(y) = 1 - 2 / (1 + e^2y): two MUFU operations and an absolute error of 1e-7, where
     tanh.approx would be off by 5e-4, times the cap.
     """
     inner = scales.softcap * TWO_LOG2_E
-    for i in cutlass.range_constexpr(cute.size(scores)):
+    for i in cutlass.range_constexpr(*span):
         power = cute.math.exp2(scores[i] * inner, fastmath=True)
         scores[i] = 1.0 - 2.0 * cute.arch.rcp_approx(1.0 + power)

@@ -8,6 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.numerics.mask import BlockMask, first_cut
+
 
 @dataclass(frozen=True)
 class BlockRange:
@@ -74,3 +76,13 @@ class Visibility:
             full_first = (self.row_begin(bottom) + self.n_block - 1) // self.n_block
             full_first = cutlass.min(cutlass.max(full_first, first), full_last)
         return BlockRange(first, full_first, full_last, last)
+
+    @cute.jit
+    def mask(self, row: Int32, warp_row: Int32, key0: Int32) -> BlockMask:
+        """Mask of `row` in the block that starts at `key0`; its warp starts at `warp_row`."""
+        return BlockMask(
+            begin=self.row_begin(row) - key0,
+            end=self.row_end(row) - key0,
+            first_cut=first_cut(self.row_end(warp_row) - key0),
+            left_bound=self.left_bound,
+        )

@@ -9,13 +9,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.numerics.mask import mask_scores
+from fa4.numerics.mask import CHUNK, BlockMask
 from fa4.numerics.online_softmax import (
+    RowMaximum,
     RowState,
+    RowTotal,
     RunningMax,
-    add_to_total,
     log_sum_exp,
     new_row,
+    row_maximum,
+    row_total,
 )
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline.pipes import Pipes
@@ -24,20 +27,19 @@ from fa4.tiles.bundles import Scales, SmemTensors, tmem_tile
 from fa4.tiles.layouts import DTYPES
 from fa4.warps.work import CTA_ROWS, Work
 
-CHUNK = 32  # keys per tcgen05.st: exponentials of the next chunk overlap the store of this one
+CHUNKS = N_BLOCK // CHUNK
 
 
 @dataclass(frozen=True)
-class SoftmaxTensors:
-    """What one thread of one query tile works on."""
+class ScoreTile:
+    """S and P in tensor memory as one thread sees them: a row of one query tile."""
 
     load: cute.TiledCopy
-    tStS: cute.Tensor  # S in TMEM, partitioned for the load
-    registers: cute.Shape  # of S in registers, for the load
+    tStS: cute.Tensor  # S, (copy, 1, chunk)
     store: cute.TiledCopy
-    tPtP: cute.Tensor  # P in TMEM, (copy, 1, chunk)
-    thread: Int32
+    tPtP: cute.Tensor  # P, (copy, 1, chunk)
     tile: Int32  # which of the two query tiles
+    thread: Int32  # row within the query tile
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,8 @@ class Softmax:
     @property
     def strategy(self) -> RunningMax:
         """How the reference maximum is kept."""
-        return RunningMax(
-            self.plan.rescale_threshold,
-            self.plan.tuning.exp2_degree,
-            self.plan.tuning.exp2_emulated,
-        )
+        tuning = self.plan.tuning
+        return RunningMax(self.plan.rescale_threshold, tuning.exp2_degree, tuning.exp2_emulated)
 
     @cute.jit
     def run(
@@ -71,120 +70,155 @@ class Softmax:
         scales: Scales,
     ) -> None:
         """Process every tile of this CTA."""
-        x = self._tensors(tmem)
-        left_bound = self.plan.left_bound
+        x = self._score_tile(tmem)
         phase, total_phase = Int32(0), Int32(0)
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
             tile = work.schedule.decode(number)
             first, last = work.blocks(tile)
             row0 = tile.m * CTA_ROWS + x.tile * M_TILE
+            query = row0 + x.thread
+            warp_row = cute.arch.make_warp_uniform(query // 32 * 32)
             blocks = work.visibility.split(first, last, row0, M_TILE)
-            begin = work.visibility.row_begin(row0 + x.thread)
-            end = work.visibility.row_end(row0 + x.thread)
             row = new_row()
             for i in cutlass.range(blocks.last - blocks.full_last, unroll=1):
                 key0 = (blocks.last - 1 - i) * N_BLOCK
-                bounds = (begin - key0, end - key0)
-                row = self._block(x, smem, pipes, scales, row, phase, bounds)
+                mask = work.visibility.mask(query, warp_row, key0)
+                row = self._block(x, smem, pipes, scales, row, phase, mask)
                 phase ^= 1
             for _ in cutlass.range(blocks.full_last - blocks.full_first, unroll=1):
                 row = self._block(x, smem, pipes, scales, row, phase, None)
                 phase ^= 1
-            if cutlass.const_expr(left_bound):
+            if cutlass.const_expr(self.plan.left_bound):
                 for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
                     key0 = (blocks.full_first - 1 - i) * N_BLOCK
-                    bounds = (begin - key0, end - key0)
-                    row = self._block(x, smem, pipes, scales, row, phase, bounds)
+                    mask = work.visibility.mask(query, warp_row, key0)
+                    row = self._block(x, smem, pipes, scales, row, phase, mask)
                     phase ^= 1
             pipes.total_written.acquire(x.tile, total_phase)
             smem.total[x.thread, x.tile] = row.total
             pipes.total_written.commit(x.tile)
             total_phase ^= 1
-            query = row0 + x.thread
             if query < work.visibility.seqlen_q:
                 mLSE[query, tile.head, tile.batch] = log_sum_exp(row, scales.softmax)
 
     @cute.jit
-    def _tensors(self, tmem: cute.Pointer) -> SoftmaxTensors:
+    def _score_tile(self, tmem: cute.Pointer) -> ScoreTile:
         thread, _, _ = cute.arch.thread_idx()
         tile = cute.arch.make_warp_uniform(thread // M_TILE)
         thread = thread % M_TILE
         columns = self.plan.tmem()
         s = tmem_tile(tmem, columns.s[0] + tile * (columns.s[1] - columns.s[0]), N_BLOCK)
         p = tmem_tile(tmem, columns.p[0] + tile * (columns.p[1] - columns.p[0]), N_BLOCK // 2)
-        load = tcgen05.make_tmem_copy(
-            cute.make_copy_atom(
-                tcgen05.copy.Ld32x32bOp(tcgen05.copy.Repetition(32)), Float32
-            ), s,
-        )  # fmt: skip
-        store = tcgen05.make_tmem_copy(
-            cute.make_copy_atom(
-                tcgen05.copy.St32x32bOp(tcgen05.copy.Repetition(CHUNK // 2)), Float32
-            ), p,
-        )  # fmt: skip
-        rows = cute.make_identity_tensor((M_TILE, N_BLOCK))
-        return SoftmaxTensors(
+        read = tcgen05.copy.Ld32x32bOp(tcgen05.copy.Repetition(CHUNK))
+        write = tcgen05.copy.St32x32bOp(tcgen05.copy.Repetition(CHUNK // 2))
+        load = tcgen05.make_tmem_copy(cute.make_copy_atom(read, Float32), s)
+        store = tcgen05.make_tmem_copy(cute.make_copy_atom(write, Float32), p)
+        # TMEM addresses name the first lane of the warp, so they can stay in uniform registers
+        first_lane = cute.arch.make_warp_uniform(thread // 32 * 32)
+        return ScoreTile(
             load=load,
-            tStS=load.get_slice(thread).partition_S(s),
-            registers=load.get_slice(thread).partition_D(rows).shape,
+            tStS=load.get_slice(first_lane).partition_S(s),
             store=store,
-            tPtP=store.get_slice(thread).partition_D(p),
-            thread=thread,
+            tPtP=store.get_slice(first_lane).partition_D(p),
             tile=tile,
+            thread=thread,
         )
 
     @cute.jit
     def _block(
         self,
-        x: SoftmaxTensors,
+        x: ScoreTile,
         smem: SmemTensors,
         pipes: Pipes,
         scales: Scales,
         row: RowState,
         phase: Int32,
-        bounds: tuple[Int32, Int32] | None,
+        mask: BlockMask | None,
     ) -> RowState:
-        """One key block: S -> P; `bounds` (begin, end) hides keys, relative to the block."""
-        scores = cute.make_rmem_tensor(N_BLOCK, Float32)
-        pipes.s_computed.wait(x.tile, phase)
-        tSrS = cute.make_tensor(scores.iterator, cute.make_layout(x.registers))
-        cute.copy(x.load, x.tStS, tSrS)
-        cute.arch.fence_view_async_tmem_load()
-        if cutlass.const_expr(self.plan.softcap):
-            cap_scores(scores, scales)
-        if cutlass.const_expr(bounds is not None):
-            mask_scores(scores, bounds[0], bounds[1], self.plan.left_bound)
-        row, factor = self.strategy.update_maximum(row, scores, scales.log2)
+        """One key block: S -> P."""
+        scores = self._load_scores(x, pipes, phase, mask)
+        maximum = row_maximum(row.maximum)
+        for slot in cutlass.range_constexpr(CHUNKS):
+            if cutlass.const_expr(mask is None or mask.may_cut(slot)):
+                self._take_scores(scores, slot, maximum, scales, mask)
+            elif mask.sees(slot):
+                self._take_scores(scores, slot, maximum, scales, None)
+        row, factor = self.strategy.update_maximum(row, maximum.value(), scales.log2)
         smem.scale[x.thread, x.tile] = factor
         pipes.scale_written.commit(x.tile)
-        bias = -row.reference() * scales.log2
-        for chunk in cutlass.range_constexpr(N_BLOCK // CHUNK):
-            self._write_p(x, scores, chunk, scales.log2, bias)
-            if cutlass.const_expr((chunk + 1) * CHUNK == self.plan.tuning.p_head):
+        line = (scales.log2, -row.reference() * scales.log2)
+        total = row_total(row.total)
+        for slot in cutlass.range_constexpr(CHUNKS):
+            chunk = slot if cutlass.const_expr(mask is None) else mask.chunk(slot)
+            tPtP = x.tPtP[None, None, chunk]
+            if cutlass.const_expr(mask is None or mask.may_cut(slot)) or mask.sees(slot):
+                self._write_p(x.store, scores, slot, total, line, tPtP)
+            else:
+                zeros = cute.make_rmem_tensor(((CHUNK // 2, 1), 1), Float32)
+                zeros.fill(0.0)
+                cute.copy(x.store, zeros, tPtP)
+            if cutlass.const_expr(self._head_written(slot, mask)):
                 cute.arch.fence_view_async_tmem_store()
                 pipes.p_written.commit(x.tile)
         cute.arch.fence_view_async_tmem_store()
         pipes.p_tail_written.commit(x.tile)
-        return add_to_total(row, scores)
+        return RowState(row.maximum, total.value())
+
+    def _head_written(self, slot: int, mask: BlockMask | None) -> bool:
+        """Whether the head of P is complete after this slot; with a mask, slots are not in order."""
+        keys = self.plan.tuning.p_head if mask is None else N_BLOCK
+        return (slot + 1) * CHUNK == keys
+
+    @cute.jit
+    def _load_scores(
+        self, x: ScoreTile, pipes: Pipes, phase: Int32, mask: BlockMask | None
+    ) -> cute.Tensor:
+        """A row of S (N_BLOCK,), slot by slot."""
+        scores = cute.make_rmem_tensor(N_BLOCK, Float32)
+        pipes.s_computed.wait(x.tile, phase)
+        for slot in cutlass.range_constexpr(CHUNKS):
+            chunk = slot if cutlass.const_expr(mask is None) else mask.chunk(slot)
+            target = scores.iterator + slot * CHUNK
+            tSrS = cute.make_tensor(target, cute.make_layout(((CHUNK, 1), 1)))
+            cute.copy(x.load, x.tStS[None, None, chunk], tSrS)
+        cute.arch.fence_view_async_tmem_load()
+        return scores
+
+    @cute.jit
+    def _take_scores(
+        self,
+        scores: cute.Tensor,
+        slot: cutlass.Constexpr[int],
+        maximum: RowMaximum,
+        scales: Scales,
+        mask: BlockMask | None,
+    ) -> None:
+        """Softcap, mask and maximum of one chunk of scores."""
+        span = (slot * CHUNK, (slot + 1) * CHUNK)
+        if cutlass.const_expr(self.plan.softcap):
+            cap_scores(scores, span, scales)
+        if cutlass.const_expr(mask is not None):
+            mask.apply(scores, span[0], mask.chunk(slot))
+        maximum.take(scores, span)
 
     @cute.jit
     def _write_p(
         self,
-        x: SoftmaxTensors,
+        store: cute.TiledCopy,
         scores: cute.Tensor,
-        chunk: cutlass.Constexpr[int],
-        scale_log2: Float32,
-        bias: Float32,
+        slot: cutlass.Constexpr[int],
+        total: RowTotal,
+        line: tuple[Float32, Float32],
+        tPtP: cute.Tensor,
     ) -> None:
-        """Exponentials of one chunk of keys, rounded to the MMA's dtype and stored to TMEM."""
-        first = chunk * CHUNK
-        self.strategy.exponentiate(scores, first, first + CHUNK, scale_log2, bias)
+        """One chunk of P = 2^(line[0] * scores + line[1]): summed, rounded, stored to TMEM."""
+        span = (slot * CHUNK, (slot + 1) * CHUNK)
+        self.strategy.exponentiate(scores, span, *line)
+        total.take(scores, span)
         p = cute.make_rmem_tensor(CHUNK, DTYPES[self.plan.dtype])
-        values = cute.make_tensor(scores.iterator + first, cute.make_layout(CHUNK))
+        values = cute.make_tensor(scores.iterator + span[0], cute.make_layout(CHUNK))
         p.store(values.load().to(DTYPES[self.plan.dtype]))
-        tPrP = cute.make_tensor(
-            cute.recast_ptr(p.iterator, dtype=Float32),
-            cute.make_layout(((CHUNK // 2, 1), 1)),
-        )
-        cute.copy(x.store, tPrP, x.tPtP[None, None, chunk])
+        words = cute.recast_ptr(p.iterator, dtype=Float32)
+        tPrP = cute.make_tensor(words, cute.make_layout(((CHUNK // 2, 1), 1)))
+        cute.copy(store, tPrP, tPtP)
