@@ -103,8 +103,14 @@ class Linker:
 
 def bind(function: object) -> None:
     """Declare a function that is already linked against the emulator to be its own twin."""
+    load = function._load_cuda_library
+
+    def load_without_unloading() -> list:
+        load()
+        return []  # the real cudaLibraryUnload must never see one of our handles
+
     setattr(function, _TWIN, function)
-    vars(function)["num_devices"] = 1  # otherwise asked of the CUDA driver
+    vars(function).update(_load_cuda_library=load_without_unloading, num_devices=1)
 
 
 def _with_target(wrapper: FunctionType, target: object) -> FunctionType:

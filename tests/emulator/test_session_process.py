@@ -119,6 +119,26 @@ def test_an_object_loaded_outside_of_sessions_stays_native(tmp_path):
         kernels.call(loaded, x, y, False)
 
 
+def test_the_driver_never_sees_an_emulated_library(monkeypatch, tmp_path):
+    import gc
+
+    import cuda.bindings.runtime as cuda_runtime
+    import cutlass.cute as cute
+
+    unloaded = []
+    monkeypatch.setattr(cuda_runtime, "cudaLibraryUnload", unloaded.append)
+    x, y = vectors()
+    with fa4.emulator.session():
+        compiled = kernels.compile_for(kernels.double, x, y, False)
+        kernels.call(compiled, x, y, False)
+        path = export(compiled, tmp_path, False)
+        loaded = cute.runtime.load_module(str(path))["kept"]
+        kernels.call(loaded, x, y, False)
+    del compiled, loaded
+    gc.collect()
+    assert not unloaded
+
+
 def test_no_c_compiler_is_needed():
     finish(start(COMPILE_AND_RUN, PATH="/nonexistent", CC="/nonexistent/cc"))
 
