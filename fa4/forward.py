@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
+from fa4.pipeline.check import Ledger
 from fa4.pipeline.pipes import build_pipes, init_barriers
 from fa4.plan import Plan
 from fa4.tiles.bundles import Scales, TmaTensors, carve
@@ -34,7 +35,8 @@ class Forward:
 
         smem_map = plan.smem()
         base = SmemAllocator().allocate(smem_map.nbytes, byte_alignment=1024)
-        pipes = build_pipes(plan.edges(), smem_map, base)
+        ledger = Ledger()
+        pipes = build_pipes(plan.edges(), smem_map, base, ledger)
         layouts = smem_layouts(plan)
         smem = carve(plan, layouts, smem_map, base)
         tmem_address = cute.recast_ptr(base + smem_map.tiles["tmem_address"], dtype=Int32)
@@ -69,3 +71,4 @@ class Forward:
                 Load(plan).run(tma, smem, pipes.seen_by("load"), work)
             if warp == roles["epilogue"].first:
                 Epilogue(plan).run(tma, smem, pipes.seen_by("epilogue"), work)
+        ledger.check(plan.edges())

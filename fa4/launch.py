@@ -11,8 +11,7 @@ import torch
 
 from fa4.arguments import SIZES, ForwardArguments
 from fa4.compile import compile_forward
-from fa4.emulator import BarrierLabel, Labels, session
-from fa4.emulator.hook import the_hook
+from fa4.emulator import BarrierLabel, Labels, current_session, session
 from fa4.host import argument_pointer
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan import CHIPS, DTYPE_BYTES, Plan
@@ -53,12 +52,8 @@ def _launch_emulated(
 ) -> None:
     """In the innermost open session, or in one of its own with the default schedule."""
     with ExitStack() as stack:
-        open_sessions = the_hook().sessions
-        here = open_sessions[-1] if open_sessions else stack.enter_context(session())
-        if here.labels is None:
-            here.labels = labels(plan)
-        for name, tensor in tensors.items():
-            here.register(tensor, name=name)
+        here = current_session() or stack.enter_context(session())
+        stack.enter_context(here.lend(tensors, labels(plan)))
         arguments.num_ctas = here.device.num_sms
         compile_forward(plan, emulated=True)(_pointer(arguments), cuda.CUstream(0))
 

@@ -87,17 +87,13 @@ class Plan:
     @property
     def name(self) -> str:
         """Entry name of the kernel, for profilers."""
-        masks = "".join(
-            f"_{label}"
-            for label, on in (
-                ("right", self.right_bound), ("left", self.left_bound), ("softcap", self.softcap)
-            )
-            if on
-        )  # fmt: skip
-        dims = f"d{self.head_dim}" + (
-            f"_dv{self.head_dim_v}" if self.head_dim_v != self.head_dim else ""
+        dims = f"d{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            dims += f"_dv{self.head_dim_v}"
+        options = {"right": self.right_bound, "left": self.left_bound, "softcap": self.softcap}
+        return "_".join(
+            ["fa4_fwd", dims, self.dtype, *(name for name, on in options.items() if on)]
         )
-        return f"fa4_fwd_{dims}_{self.dtype}{masks}"
 
     @property
     def roles(self) -> dict[str, Role]:

@@ -52,33 +52,18 @@ class Edge:
 
 def forward_edges(kv_stages: int, o_stages: int) -> tuple[Edge, ...]:
     """Edges of the forward kernel; there are two query tiles per CTA, so most have two stages."""
-    return (
-        Edge("q_loaded", "load", "mma", Kind.TMA, 2, "commit", "Q tile is in shared memory"),
-        Edge("kv_loaded", "load", "mma", Kind.TMA, kv_stages, "commit", "a K or V block is"),
-        Edge("s_computed", "mma", "softmax", Kind.UMMA, 2, "p_written", "S = Q K^T is in TMEM"),
-        Edge(
-            "scale_written", "softmax", "correction", Kind.WARPS, 2, "o_rescaled",
-            "the factor that O must be rescaled by is in shared memory",
-        ),
-        Edge(
-            "o_rescaled", "correction", "mma", Kind.WARPS, 2, "scale_written",
-            "O agrees with the row maximum that P uses (first block: O may be overwritten)",
-        ),
-        Edge(
-            "p_written", "softmax", "mma", Kind.WARPS, 2, "s_computed",
-            "the head of P is in TMEM, on top of S",
-        ),
-        Edge(
-            "p_tail_written", "softmax", "mma", Kind.WARPS, 2, "s_computed",
-            "the rest of P is in TMEM",
-        ),
-        Edge(
-            "total_written", "softmax", "correction", Kind.WARPS, 2, "warps",
-            "the row sums of the finished tile are in shared memory",
-        ),
-        Edge("o_accumulated", "mma", "correction", Kind.UMMA, 2, "o_rescaled", "O is complete"),
-        Edge(
-            "o_written", "correction", "epilogue", Kind.WARPS, o_stages, "warps",
-            "the normalised O tile is in shared memory",
-        ),
-    )  # fmt: skip
+    tma, umma, warps = Kind.TMA, Kind.UMMA, Kind.WARPS
+    rows = (
+        # name, producer, consumer, kind, stages, released by, meaning
+        ("q_loaded", "load", "mma", tma, 2, "commit", "a query tile is in shared memory"),
+        ("kv_loaded", "load", "mma", tma, kv_stages, "commit", "a K or V block is in its ring"),
+        ("s_computed", "mma", "softmax", umma, 2, "p_written", "S = Q K^T is in TMEM"),
+        ("scale_written", "softmax", "correction", warps, 2, "o_rescaled", "O's factor is known"),
+        ("o_rescaled", "correction", "mma", warps, 2, "scale_written", "O may be added to"),
+        ("p_written", "softmax", "mma", warps, 2, "s_computed", "the head of P is in TMEM"),
+        ("p_tail_written", "softmax", "mma", warps, 2, "s_computed", "the rest of P is too"),
+        ("total_written", "softmax", "correction", warps, 2, "warps", "the row sums are final"),
+        ("o_accumulated", "mma", "correction", umma, 2, "o_rescaled", "O is complete in TMEM"),
+        ("o_written", "correction", "epilogue", warps, o_stages, "warps", "O / l is in smem"),
+    )
+    return tuple(Edge(*row) for row in rows)

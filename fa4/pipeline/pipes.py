@@ -1,8 +1,8 @@
 """Edges inside the kernel: mbarriers at the places of the shared-memory map.
 
-`wait` and `release` belong to the consumer of an edge, `acquire` and `commit` to its producer. Which
-role calls is known while the kernel is traced, and a call by any other role is refused then: on
-hardware it would be a hang.
+`wait` and `release` belong to the consumer of an edge, `acquire` and `commit` to its producer.
+Which role calls is known while the kernel is traced, so calls by another role, and edges that
+somebody forgot, are refused then: on hardware they would be a hang.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
+from fa4.pipeline.check import Ledger
 from fa4.pipeline.edges import Edge, Kind
 from fa4.pipeline.storage import SharedMemoryMap
 
@@ -25,6 +26,7 @@ class Pipe:
     full: cute.Pointer
     empty: cute.Pointer | None
     role: str
+    ledger: Ledger
 
     def wait(self, stage: Int32 | int, phase: Int32) -> None:
         """Consumer: block until the stage was filled in this phase."""
@@ -59,7 +61,7 @@ class Pipe:
 
     @property
     def _orders_tmem(self) -> bool:
-        """Whether tcgen05 accesses on both sides are ordered by this edge: those from and to MMA."""
+        """Whether this edge orders tcgen05 accesses: those from and to the MMA warp do."""
         return self.edge.kind is Kind.UMMA or (
             self.edge.kind is Kind.WARPS and self.edge.consumer == "mma"
         )
@@ -74,11 +76,7 @@ class Pipe:
                 cute.arch.mbarrier_arrive(mbarrier)
 
     def _allowed(self, action: str, role: str) -> None:
-        if self.role != role:
-            raise ValueError(
-                f"{self.role} may not {action} on edge {self.edge.name}: that is {role}'s part "
-                f"({self.edge.producer} -> {self.edge.consumer})"
-            )
+        self.ledger.note(self.edge, action, by=self.role, belongs_to=role)
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,9 @@ class Pipes:
         return Pipes(**{name: replace(pipe, role=role) for name, pipe in vars(self).items()})
 
 
-def build_pipes(edges: tuple[Edge, ...], smem_map: SharedMemoryMap, smem: cute.Pointer) -> Pipes:
+def build_pipes(
+    edges: tuple[Edge, ...], smem_map: SharedMemoryMap, smem: cute.Pointer, ledger: Ledger
+) -> Pipes:
     """Pointers to each edge's mbarriers in the shared memory that starts at `smem`."""
 
     def at(offset: int | None) -> cute.Pointer | None:
@@ -110,7 +110,11 @@ def build_pipes(edges: tuple[Edge, ...], smem_map: SharedMemoryMap, smem: cute.P
     return Pipes(
         **{
             edge.name: Pipe(
-                edge, at(smem_map.full[edge.name]), at(smem_map.empty.get(edge.name)), "nobody"
+                edge=edge,
+                full=at(smem_map.full[edge.name]),
+                empty=at(smem_map.empty.get(edge.name)),
+                role="nobody",
+                ledger=ledger,
             )
             for edge in edges
         }

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import LayoutEnum
 from cutlass.utils import blackwell_helpers as sm100
 
-from fa4.plan import M_TILE, N_BLOCK, Q_TILES, Plan
+from fa4.plan import M_TILE, Q_TILES, Plan
 
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 
@@ -29,12 +29,12 @@ def mma_atoms(plan: Plan) -> MmaAtoms:
     dtype, one_cta = DTYPES[plan.dtype], tcgen05.CtaGroup.ONE
     k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
     qk = sm100.make_trivial_tiled_mma(
-        dtype, dtype, k_major, k_major, Float32, one_cta, (M_TILE, N_BLOCK)
+        *(dtype, dtype, k_major, k_major, Float32, one_cta, plan.qk_tile[:2])
     )
     pv = sm100.make_trivial_tiled_mma(
-        dtype, dtype, k_major, mn_major, Float32, one_cta, (M_TILE, plan.head_dim_v),
+        *(dtype, dtype, k_major, mn_major, Float32, one_cta, plan.pv_tile[:2]),
         tcgen05.OperandSource.TMEM,
-    )  # fmt: skip
+    )
     return MmaAtoms(qk, pv)
 
 

@@ -166,7 +166,7 @@ class Softmax:
         return RowState(row.maximum, total.value())
 
     def _head_written(self, slot: int, mask: BlockMask | None) -> bool:
-        """Whether the head of P is complete after this slot; with a mask, slots are not in order."""
+        """Whether the head of P is complete after this slot; masked slots are not in order."""
         keys = self.plan.tuning.p_head if mask is None else N_BLOCK
         return (slot + 1) * CHUNK == keys
 
