@@ -94,17 +94,17 @@ class Hook:
         return self._current().device.attribute(number)
 
     @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self, already_marshalled: bool = False) -> Iterator[None]:
         """Around one call of a compiled function: what the engine raised comes out unchanged."""
         self._current()
-        before = self.arguments.begin()
+        self.arguments.begin(already_marshalled)
         try:
             yield
         except BaseException:
             if self.runtime.pending is None:
                 raise
         finally:
-            self.arguments.end(before)
+            self.arguments.end()
         pending, self.runtime.pending = self.runtime.pending, None
         if pending is not None:
             raise pending from None
@@ -133,7 +133,8 @@ class Hook:
 
     def _on_twin(self, original: Callable[..., object]) -> Callable[..., object]:
         def call(function: object, *args: object, **kwargs: object) -> object:
-            with self.call():
+            # a host function called without compiling it first comes here with raw arguments
+            with self.call(already_marshalled=original.__name__ == "run_compiled_program"):
                 return original(self.linker.twin_of(function), *args, **kwargs)
 
         return call

@@ -97,15 +97,19 @@ class Arguments:
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []
+        self._depth = 0
 
-    def begin(self) -> list[tuple[int, int]]:
-        """Start a call; returns what `end` needs to go back to the call around it."""
-        before, self.ranges = self.ranges, list(self.ranges)
-        return before
+    def begin(self, already_marshalled: bool) -> None:
+        """Start a call, possibly inside another; its arguments may have been noted before."""
+        if self._depth == 0 and not already_marshalled:
+            self.ranges = []
+        self._depth += 1
 
-    def end(self, before: list[tuple[int, int]]) -> None:
+    def end(self) -> None:
         """Finish a call."""
-        self.ranges = before
+        self._depth -= 1
+        if self._depth == 0:
+            self.ranges = []
 
     def note_cute(self, tensor: object) -> None:
         """Add the extent of a CuTe runtime tensor."""
