@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fa4.emulator
+from fa4.emulator import mma
 from fa4.emulator.patching import environment, replaced
 
 # Which GPU the packages select a kernel for, in their own variables.
@@ -36,6 +37,13 @@ def emulated_peers(**options: object) -> Iterator[fa4.emulator.Session]:
             replaced(torch.cuda, "get_device_capability", lambda _: lambda device=None: (10, 0))
         )
         yield stack.enter_context(fa4.emulator.session(**options))
+
+
+@contextlib.contextmanager
+def operand_off_by_five_percent() -> Iterator[None]:
+    """Make the emulated tensor core read its left operand 5 % too large."""
+    with replaced(mma._Product, "_left", lambda left: lambda job, cta: left(job, cta) * 1.05):
+        yield
 
 
 def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
