@@ -10,7 +10,7 @@ from .barriers import OFFSET, barrier_at
 from .errors import TensorMemoryError, UnsupportedInstruction
 from .formats import E4M3, E5M2, from_bf16, from_f16
 from .matrix_descriptors import MmaShape, decode_instruction, operand_units
-from .tensor_memory import LANES
+from .tensor_memory import LANES, cta_pair
 from .tma import active_lanes
 
 if TYPE_CHECKING:
@@ -25,13 +25,6 @@ def _core(w: Team, pair: bool) -> tuple:
     """The queue key: a CTA pair shares one."""
     rank = w.cta.rank & ~1 if pair else w.cta.rank
     return ("tensor core", rank)
-
-
-def _pair(cta: Cta) -> list[Cta]:
-    ctas = cta.cluster.ctas
-    if (cta.rank | 1) >= len(ctas):
-        raise UnsupportedInstruction("cta_group::2 in a cluster without the pair's other CTA")
-    return [ctas[cta.rank & ~1], ctas[cta.rank | 1]]
 
 
 def tensor_mma(w: Team, kind, pair: bool, d, a_tensor, a, b, descriptor, accumulate, off, mask):
@@ -61,7 +54,7 @@ class _Product:
         self.cta, self.shape, self.pair, self.accumulate = cta, shape, pair, accumulate
         self.d, self.a_tensor, self.a, self.b = d, a_tensor, a, b
         self.off = off if off and any(off) else None
-        self.ctas = _pair(cta) if pair else [cta]
+        self.ctas = cta_pair(cta) if pair else [cta]
         self.rows = shape.m // len(self.ctas)
 
     def check(self) -> None:
@@ -209,7 +202,7 @@ def tensor_copy(w: Team, shape: str, multicast: str | None, pair: bool, place, d
     if (shape, multicast) not in _COPIES:
         raise UnsupportedInstruction(f"tcgen05.cp of shape {shape} {multicast or ''}")
     for lane in active_lanes(w, mask):
-        for cta in _pair(w.cta) if pair else [w.cta]:
+        for cta in cta_pair(w.cta) if pair else [w.cta]:
             _submit_copy(w, cta, (shape, multicast), int(place[lane]), int(descriptor[lane]), pair)
 
 

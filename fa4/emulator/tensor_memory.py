@@ -27,6 +27,7 @@ class TensorMemory:
         self.allocated: dict[int, int] = {}  # first column -> columns
         self.owner = np.zeros(COLUMNS, bool)
         self.relinquished = False
+        self.pair_requests = 0  # tcgen05.alloc with cta_group::2 so far
 
     @property
     def words(self) -> np.ndarray:
@@ -98,7 +99,24 @@ def tensor_alloc(w: Team, place, columns, pair: bool, following: int, mask) -> i
         )
     if tensor.relinquished:
         raise TensorMemoryError("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
-    return w.block_on(AllocationWait(w.cta, int(place[lane]) & 0xFFFFFF, count), following)
+    partner = None
+    if pair:
+        partner = next(cta for cta in cta_pair(w.cta) if cta is not w.cta)
+        tensor.pair_requests += 1
+        w.cta.cluster.events += 1
+    where = int(place[lane]) & 0xFFFFFF
+    wait = AllocationWait(w.cta, where, count, partner, tensor.pair_requests)
+    return w.block_on(wait, following)
+
+
+def cta_pair(cta: Cta) -> list[Cta]:
+    """The two CTAs of a cta_group::2, even rank first."""
+    ctas = cta.cluster.ctas
+    if (cta.rank | 1) >= len(ctas):
+        raise TensorMemoryError(
+            f"cta_group::2 in CTA {cta.rank} of a cluster of {len(ctas)}: no other CTA to pair with"
+        )
+    return [ctas[cta.rank & ~1], ctas[cta.rank | 1]]
 
 
 def tensor_dealloc(w: Team, address, columns, mask) -> None:
@@ -114,14 +132,14 @@ def tensor_relinquish(w: Team) -> None:
 # ---- register images of tcgen05.ld and st
 
 _WIDTHS = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8, "16x32bx2": 1}
+_REGISTERS = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
 
 
 @lru_cache(maxsize=256)
 def _image(shape: str, repeat: int, split: int) -> tuple[np.ndarray, np.ndarray]:
     """(lane, column) offsets of each register and thread, as (register, thread) arrays."""
     thread = np.arange(32)[None]
-    registers = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}[shape]
-    r = np.arange(registers * repeat)[:, None]
+    r = np.arange(_REGISTERS[shape] * repeat)[:, None]
     if shape == "32x32b":
         lane, column = thread + 0 * r, r + 0 * thread
     elif shape == "16x64b":
@@ -175,17 +193,26 @@ def _same_columns(w: Team, address: np.ndarray) -> int | None:
     return column
 
 
-def tensor_load(w: Team, address, shape: str, repeat: int, packed: bool, split: int) -> np.ndarray:
-    """tcgen05.ld: (register, lane) as float32."""
+def _positions(w: Team, mask: np.ndarray | None) -> list[int]:
+    """The warps of the team that take part: those with active lanes."""
+    if mask is None:
+        return list(range(len(w.warps)))
+    return np.flatnonzero(mask.reshape(-1, 32).any(1)).tolist()
+
+
+def tensor_load(
+    w: Team, address, shape: str, repeat: int, packed: bool, split: int, mask
+) -> np.ndarray:
+    """tcgen05.ld: (register, lane) as float32; lanes of warps that take no part stay poisoned."""
     tensor, span = w.cta.tensor, _columns(shape, repeat, packed, split)
-    if shape == "32x32b" and not packed:
+    if shape == "32x32b" and not packed and mask is None:
         column = _same_columns(w, address)
         if column is not None:
             tensor.check(column, span, "tcgen05.ld")
             start = 32 * (w.warps[0].index % 4)
             return tensor.floats[column : column + repeat, start : start + w.n].copy()
-    parts = []
-    for position in range(len(w.warps)):
+    loaded = np.full((repeat * _REGISTERS[shape], w.n), np.iinfo(U4).max, U4)
+    for position in _positions(w, mask):
         lane, column = _warp_place(w, int(address[32 * position]), position, shape)
         tensor.check(column, span, "tcgen05.ld")
         lanes, columns = _image(shape, repeat, split)
@@ -195,49 +222,50 @@ def tensor_load(w: Team, address, shape: str, repeat: int, packed: bool, split: 
             words = (low & U4(0xFFFF)) | (high << U4(16))
         else:
             words = tensor.words[column + columns, lane + lanes]
-        parts.append(words)
-    return np.concatenate(parts, axis=1).view(np.float32)
+        loaded[:, 32 * position : 32 * position + 32] = words
+    return loaded.view(np.float32)
 
 
 def tensor_store(
-    w: Team, address, shape: str, repeat: int, packed: bool, split: int, values: tuple
+    w: Team, address, shape: str, repeat: int, packed: bool, split: int, values: tuple, mask
 ) -> None:
     """tcgen05.st: visible at once under `early`, else at tcgen05.wait::st or before."""
     tensor, span = w.cta.tensor, _columns(shape, repeat, packed, split)
     words = np.array([value.view(U4) for value in values])
-    column = _same_columns(w, address) if shape == "32x32b" and not packed else None
+    plain = shape == "32x32b" and not packed and mask is None
+    column = _same_columns(w, address) if plain else None
     if column is not None:
         tensor.check(column, span, "tcgen05.st")
         start = 32 * (w.warps[0].index % 4)
-        _submit_store(w, slice(column, column + repeat), slice(start, start + w.n), words)
+        _submit_store(w, 0, slice(column, column + repeat), slice(start, start + w.n), words)
         return
-    for position in range(len(w.warps)):
+    for position in _positions(w, mask):
         lane, column = _warp_place(w, int(address[32 * position]), position, shape)
         tensor.check(column, span, "tcgen05.st")
         lanes, columns = _image(shape, repeat, split)
         part = words[:, 32 * position : 32 * position + 32]
         if packed:
-            _submit_store(w, column + 2 * columns, lane + lanes, part & U4(0xFFFF))
-            _submit_store(w, column + 2 * columns + 1, lane + lanes, part >> U4(16))
+            _submit_store(w, position, column + 2 * columns, lane + lanes, part & U4(0xFFFF))
+            _submit_store(w, position, column + 2 * columns + 1, lane + lanes, part >> U4(16))
         else:
-            _submit_store(w, column + columns, lane + lanes, part)
+            _submit_store(w, position, column + columns, lane + lanes, part)
 
 
-def _store_key(w: Team) -> tuple:
-    return ("tcgen05.st", w.cta.rank, w.warps[0].index)
+def _store_key(w: Team, position: int) -> tuple:
+    return ("tcgen05.st", w.cta.rank, w.warps[position].index)
 
 
-def _submit_store(w: Team, columns, lanes, words: np.ndarray) -> None:
+def _submit_store(w: Team, position: int, columns, lanes, words: np.ndarray) -> None:
     memory = w.cta.tensor.words
 
     def effect() -> None:
         memory[columns, lanes] = words
         w.cta.cluster.events += 1
 
-    w.cta.cluster.engines.submit(_store_key(w), effect, lambda: w.cta.origin(w))
+    w.cta.cluster.engines.submit(_store_key(w, position), effect, lambda: w.cta.origin(w))
 
 
-def tensor_wait_store(w: Team) -> None:
+def tensor_wait_store(w: Team, mask) -> None:
     """tcgen05.wait::st: the warp's stores are done."""
-    for warp in w.warps:
-        w.cta.cluster.engines.drain(("tcgen05.st", w.cta.rank, warp.index))
+    for position in _positions(w, mask):
+        w.cta.cluster.engines.drain(_store_key(w, position))

@@ -221,12 +221,19 @@ class RegisterWait(Wait):
 
 
 class AllocationWait(Wait):
-    """tcgen05.alloc: columns that must become free. `finish` writes the address to `place`."""
+    """tcgen05.alloc: columns that must become free. `finish` writes the address to `place`.
 
-    def __init__(self, cta: Cta, place: int, columns: int) -> None:
+    With cta_group::2 the pair allocates together: `turn` is the number of this request, and the
+    other CTA `partner` must have made as many.
+    """
+
+    def __init__(self, cta: Cta, place: int, columns: int, partner: Cta | None, turn: int) -> None:
         self.cta, self.place, self.columns = cta, place, columns
+        self.partner, self.turn = partner, turn
 
     def ready(self) -> bool:
+        if self.partner is not None and self.partner.tensor.pair_requests < self.turn:
+            return False
         return self.cta.tensor.find(self.columns) is not None
 
     def finish(self, team: Team) -> None:
@@ -234,4 +241,6 @@ class AllocationWait(Wait):
         self.cta.shared.write_word(self.place, address)
 
     def target(self) -> str:
+        if self.partner is not None and self.partner.tensor.pair_requests < self.turn:
+            return "tcgen05.alloc of the pair's other CTA"
         return f"{self.columns} free columns of tensor memory"

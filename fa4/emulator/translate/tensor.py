@@ -32,7 +32,7 @@ def _tcgen05(emitter: Emitter, instruction: Instruction) -> None:
 
 def _wait(emitter: Emitter, instruction: Instruction) -> None:
     if instruction.parts[1] == "wait::st":
-        emitter.emit("tensor_wait_store(w)")
+        emitter.emit(f"tensor_wait_store(w,{emitter.mask})")
 
 
 def _relinquish(emitter: Emitter, instruction: Instruction) -> None:
@@ -74,7 +74,8 @@ def _ld(emitter: Emitter, instruction: Instruction) -> None:
     target, place = instruction.operands[:2]
     split = _split(emitter, instruction, shape, 2)
     loaded = emitter.temporary(
-        f"tensor_load(w,{emitter.address(place, 'u')},{shape!r},{repeat},{packed},{split})"
+        f"tensor_load(w,{emitter.address(place, 'u')},{shape!r},{repeat},{packed},{split},"
+        f"{emitter.mask})"
     )
     for position, item in enumerate(emitter.vector(target)):
         emitter.write(item, f"{loaded}[{position}]", "f")
@@ -90,7 +91,7 @@ def _st(emitter: Emitter, instruction: Instruction) -> None:
         values.append(emitter.read(item, "f" if stored else "u"))
     emitter.emit(
         f"tensor_store(w,{emitter.address(place, 'u')},{shape!r},{repeat},{packed},{split},"
-        f"({','.join(values)},))"
+        f"({','.join(values)},),{emitter.mask})"
     )
 
 
