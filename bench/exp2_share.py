@@ -21,9 +21,9 @@ from fa4.profile.table import table
 
 SHARES = (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 HEADER = (
-    "kernel", "emulated of 128", "shipped", "unmasked", "masked", "executed", "EX2", "registers",
-    "stack", "spills", "MMA", "MUFU", "issue", "FMA", "ALU", "fullest",
-)  # fmt: skip
+    "kernel | emulated of 128 | shipped | unmasked | masked | executed | EX2 | registers | stack"
+    " | spills | MMA | MUFU | issue | FMA | ALU | fullest"
+)
 
 
 def main(argv: list[str]) -> int:

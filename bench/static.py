@@ -19,10 +19,8 @@ from fa4.profile.static import analyse
 from fa4.profile.summary import Summary, summarise
 from fa4.profile.table import table
 
-KERNEL_HEADER = (
-    "kernel", "registers", "stack", "spills", "MMA per 32", "executed", "correction",
-)  # fmt: skip
-STEP_HEADER = ("modelled cycles", "MMA", "MUFU", "issue", "FMA", "ALU", "fullest pipe")
+KERNEL_HEADER = "kernel | registers | stack | spills | MMA per 32 | executed | correction"
+STEP_HEADER = "modelled cycles | MMA | MUFU | issue | FMA | ALU | fullest pipe"
 
 
 def main(argv: list[str]) -> int:
@@ -83,9 +81,7 @@ def step_cells(name: str, step: Step) -> tuple[object, ...]:
 
 def anchors_text() -> str:
     """The known counts with their sources."""
-    header = (
-        "kernel", "unmasked", "masked", "EX2", "emulated", "MMA per 32", "correction", "source",
-    )  # fmt: skip
+    header = "kernel | unmasked | masked | EX2 | emulated | MMA per 32 | correction | source"
     rows = [
         ["-" if cell is None else cell for cell in asdict(anchor).values()] for anchor in ANCHORS
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fa4.profile.sass import Function, Instruction
 
-_RETRY_LIMIT = 24  # an mbarrier retry loop is a few instructions, no body is that short
+_RETRY_LIMIT = 10  # instructions of an mbarrier retry: moves, a sleep, the wait, the branch back
 _POLLS = ("TRYWAIT", "TRY_WAIT", "NANOSLEEP")
 
 

@@ -8,16 +8,8 @@ from fa4.profile.table import table
 from fa4.profile.text import loops_text, resources_text
 
 SOFTMAX_HEADER = (
-    "softmax loop per warp and 128 keys",
-    "instructions",
-    "executed",
-    "EX2",
-    "emulated",
-    "FMA2+ADD2",
-    "max",
-    "select",
-    "F2FP",
-    "TMEM ld/st",
+    "softmax loop per warp and 128 keys | instructions | executed | EX2 | emulated | FMA2+ADD2"
+    " | max | select | F2FP | TMEM ld/st"
 )
 NO_SASS = "No SASS: nvdisasm was not found (wheel nvidia-cuda-nvdisasm, extra `sass`)."
 
@@ -81,7 +73,7 @@ def softmax_cells(name: str, row: Softmax) -> tuple[str, ...]:
 
 def _roles(report: Report) -> str:
     sass = {role.role: role for role in report.analysis.roles} if report.analysis else {}
-    header = ("role", "warps", "registers", "honoured", "PTX", "SASS", "largest classes")
+    header = "role | warps | registers | honoured | PTX | SASS | largest classes"
     rows = []
     for view in report.roles:
         found = sass.pop(view.role, None)
@@ -113,9 +105,9 @@ def _largest(classes: dict[str, int]) -> str:
 
 def _barriers(barriers: tuple[BarrierView, ...]) -> str:
     header = (
-        "edge", "producer", "consumer", "kind", "stages",
-        "full at", "arrivals", "empty at", "releases", "means",
-    )  # fmt: skip
+        "edge | producer | consumer | kind | stages | full at | arrivals | empty at | releases"
+        " | means"
+    )
     rows = [
         (
             view.edge,

@@ -3,7 +3,8 @@
 The compiler inlines everything and keeps the innermost source line (no `inlined_at` in DSL 4.8.1),
 so a line of numerics/ or pipeline/ does not say which role called it. Control flow does: after the
 dispatch on the warp index every basic block belongs to one role. A block takes the role of its
-lines in warps/; a block without any takes that of its dominator, else of what it dominates.
+lines in warps/; a block without any takes that of its dominator, else of what it dominates. The
+entry block belongs to the kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def block_roles(flow: Flow) -> list[str]:
     for block in _by_depth(dominator):
         if not roles[block]:
             inherited = roles[dominator[block]] if block else ""
-            only = next(iter(below[block])) if len(below[block]) == 1 else ""
+            only = next(iter(below[block])) if block and len(below[block]) == 1 else ""
             roles[block] = inherited or only
     return [role or KERNEL for role in roles]
 

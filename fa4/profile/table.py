@@ -8,9 +8,9 @@ from collections.abc import Sequence
 _NUMERIC = re.compile(r"[-+.\d/%x]*")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns padded with spaces; columns of numbers are right-aligned."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+def table(header: str, rows: Sequence[Sequence[object]]) -> str:
+    """Columns padded with spaces, numbers right-aligned; `header` is `first | second | ...`."""
+    cells = [header.split(" | "), *([str(cell) for cell in row] for row in rows)]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     numeric = [all(_NUMERIC.fullmatch(cell) for cell in column[1:]) for column in columns]

@@ -7,19 +7,8 @@ from fa4.profile.static import Analysis, LoopReport
 from fa4.profile.table import table
 
 _LOOP_HEADER = (
-    "loop at",
-    "kind",
-    "role",
-    "instructions",
-    "executed",
-    "EX2",
-    "emulated",
-    "FMA2+ADD2",
-    "max",
-    "select",
-    "F2FP",
-    "TMEM ld/st",
-    "MMA",
+    "loop at | kind | role | instructions | executed | EX2 | emulated | FMA2+ADD2 | max | select"
+    " | F2FP | TMEM ld/st | MMA"
 )
 
 
@@ -51,7 +40,7 @@ def roles_text(analysis: Analysis) -> str:
         )
         for role in analysis.roles
     ]
-    return table(("role", "SASS", "own lines", "classes"), rows)
+    return table("role | SASS | own lines | classes", rows)
 
 
 def classes_text(loop: LoopReport) -> str:
