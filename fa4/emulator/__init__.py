@@ -16,6 +16,8 @@ _HOME = {
     "LaunchRecord": "sessions",
     "as_cuda": "tensors",
     "keep_ptx": "keep",
+    "EmulatorError": "errors",
+    "DeadlockError": "errors",
     "Labels": "labels",
     "BarrierLabel": "labels",
 }

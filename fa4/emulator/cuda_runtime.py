@@ -29,16 +29,23 @@ RETURN_ZERO = (
     "_cudaDeviceSynchronize",
     "_cudaStreamSynchronize",
 )
+# The rest of what the DSL's runtime library exports to host code.
 _REFUSED = (
-    *("_cudaLaunchKernel", "_cuLibraryLoadData", "_cuLibraryGetKernel", "_cuTensorMapEncodeTiled"),
+    *("_cudaLaunchKernel", "_cuTensorMapEncodeTiled", "_cudaGetDeviceProperties"),
     *("_cudaMalloc", "_cudaMallocAsync", "_cudaMallocHost", "_cudaMallocManaged"),
-    *("_cudaFree", "_cudaFreeAsync", "_cudaFreeHost", "_cudaGetDeviceProperties"),
+    *("_cudaFree", "_cudaFreeAsync", "_cudaFreeHost"),
     *("_cudaMemcpy", "_cudaMemcpyAsync", "_cudaMemset", "_cudaMemsetAsync"),
     *("_cudaLibraryGetGlobal", "_cudaLibraryGetKernelCount", "_cudaLibraryGetManaged"),
+    *("_cudaLibraryGetUnifiedFunction", "_cudaLibraryLoadFromFile"),
+    *("_cuLibraryLoadData", "_cuLibraryGetKernel", "_cuLibraryGetGlobal", "_cuLibraryGetModule"),
+    *("_cuLibraryGetKernelCount", "_cuLibraryGetManaged", "_cuLibraryGetUnifiedFunction"),
+    "_cuLibraryLoadFromFile",
     *("_cudaEventCreate", "_cudaEventRecord", "_cudaEventElapsedTime", "_cudaEventDestroy"),
-    *("_cudaStreamCreate", "_cudaStreamDestroy", "_cudaStreamWaitEvent"),
-    *("_cudaStreamBeginCapture", "_cudaStreamEndCapture", "_cudaGraphLaunch"),
-    *("CuteDSLRT_TVMFFISetRaisedCudaLaunchError", "cuda_dialect_assert_success"),
+    *("_cudaStreamCreate", "_cudaStreamDestroy", "_cudaStreamWaitEvent", "_cudaStreamAddCallback"),
+    *("_cudaStreamBeginCapture", "_cudaStreamEndCapture"),
+    *("_cudaGraphInstantiate", "_cudaGraphLaunch", "_cudaGraphDestroy", "_cudaGraphExecDestroy"),
+    *("_cudaProfilerStart", "_cudaProfilerStop"),
+    "CuteDSLRT_TVMFFISetRaisedCudaLaunchError",
 )
 
 
@@ -120,6 +127,8 @@ class EmulatedRuntime:
             ),
             "_cudaLaunchKernelEx": (self._launch, POINTER(_LaunchConfig), c_void_p, c_void_p),
             "cuda_dialect_init_library_once": (self._init_once, pointer, *[c_void_p] * 3),
+            "cuda_dialect_assert_success": (self._check, c_int),
+            "cuda_dialect_print_on_error": (self._check, c_int),
             "CuteDSLRT_TVMFFISetRaisedCudaError": (self._raise_in_tvm_ffi, c_void_p, c_int32),
         }
         made = {
@@ -176,6 +185,10 @@ class EmulatedRuntime:
     def _device_attribute(self, value: object, attribute: int, _device: int) -> None:
         value[0] = self._attribute(attribute)
 
+    def _check(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"host code saw error {code} of an emulated CUDA call")
+
     def _zero(self, value: object, *_args: int) -> None:
         value[0] = 0
 
@@ -184,7 +197,7 @@ class EmulatedRuntime:
     def _one(self, value: object, *_args: int) -> None:
         value[0] = 1
 
-    def _init_once(self, slot: object, init: int, load: int, _set_error: int) -> None:
+    def _init_once(self, slot: object, init: int, load: int, set_error: int) -> None:
         """TVM-FFI host code: load the library at the first call, then keep its handle in `slot`."""
         if slot[0]:
             return
@@ -193,17 +206,17 @@ class EmulatedRuntime:
         if made == 0 and load:
             made = CFUNCTYPE(c_int, POINTER(c_void_p), c_int)(load)(ctypes.byref(library), 0)
         if made != 0:
-            self._raise_in_tvm_ffi(_set_error_parts(_set_error), made)
+            CFUNCTYPE(None, c_char_p, c_char_p)(set_error)(_ERROR_KIND, self._message())
             raise RuntimeError("the kernel library could not be loaded in the emulator")
         slot[0] = library.value
 
-    def _raise_in_tvm_ffi(self, set_error: object, _code: int) -> None:
+    def _raise_in_tvm_ffi(self, set_error: int, _code: int) -> None:
         """Tell TVM-FFI that an error is set; the hook puts `pending` in its place."""
-        parts = (c_char_p * 1)(str(self.pending).encode())
-        setter = set_error
-        if isinstance(set_error, int):
-            setter = CFUNCTYPE(None, c_char_p, POINTER(c_char_p), c_int32)(set_error)
-        setter(_ERROR_KIND, parts, 1)
+        parts = (c_char_p * 1)(self._message())
+        CFUNCTYPE(None, c_char_p, POINTER(c_char_p), c_int32)(set_error)(_ERROR_KIND, parts, 1)
+
+    def _message(self) -> bytes:
+        return str(self.pending).encode()
 
     def _error_name(self, _code: int) -> int:
         return ctypes.cast(_ERROR_NAME, c_void_p).value
@@ -220,9 +233,3 @@ class EmulatedRuntime:
 
 
 _ERROR_NAME = c_char_p(b"cudaErrorUnknown")
-
-
-def _set_error_parts(set_error: int) -> Callable[[bytes, object, int], None]:
-    """TVMFFIErrorSetRaisedFromCStr(kind, message) with the signature of its CStrParts form."""
-    plain = CFUNCTYPE(None, c_char_p, c_char_p)(set_error)
-    return lambda kind, parts, _count: plain(kind, parts[0])

@@ -2,11 +2,12 @@
 
 import ctypes
 import struct
+from pathlib import Path
 
 import pytest
 import torch
 
-from fa4.emulator import fatbin, link, patching, shim
+from fa4.emulator import cuda_runtime, fatbin, link, patching, shim
 from fa4.emulator.tensors import CudaView, as_cuda, extent, is_on_cpu, torch_extent
 
 PTX = ".version 8.8\n.target sm_100a\n.visible .entry f() { ret; }\n"
@@ -62,6 +63,35 @@ def test_what_is_no_fat_binary_is_refused():
     with pytest.raises(ValueError, match="expected a fat binary"):
         fatbin.with_ptx(b"\x7fELF" + bytes(60), PTX, 100)
     assert fatbin.ptx_at(address_of(b"\x7fELF" + bytes(60))[1]) is None
+
+
+def exported_names(path):
+    """Names in the dynamic symbol table of an ELF library."""
+    image = path.read_bytes()
+    (sections,) = struct.unpack_from("<Q", image, 40)
+    size, count = struct.unpack_from("<HH", image, 58)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", image, sections + size * i) for i in range(count)]
+    (table,) = (header for header in headers if header[1] == 11)  # SHT_DYNSYM
+    strings = headers[table[6]][4]
+    for at in range(table[4], table[4] + table[5], 24):
+        name, _, _, section = struct.unpack_from("<IBBH", image, at)
+        if section:
+            end = image.index(b"\0", strings + name)
+            yield image[strings + name : end].decode()
+
+
+def test_every_function_of_the_real_runtime_library_is_replaced():
+    from cutlass.cute.runtime import find_runtime_libraries
+
+    libraries = [Path(p) for p in find_runtime_libraries(enable_tvm_ffi=False)]
+    (library,) = (path for path in libraries if "cute_dsl_runtime" in path.name)
+    real = {name for name in exported_names(library) if name.startswith(("_cu", "cuda_dialect"))}
+    runtime = cuda_runtime.EmulatedRuntime(print, int)
+    assert real == {
+        name
+        for name in (*runtime.callbacks(), *cuda_runtime.RETURN_ZERO)
+        if not name.startswith("CuteDSLRT")
+    }
 
 
 def test_only_object_files_are_redirected():

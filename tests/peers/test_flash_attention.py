@@ -13,10 +13,11 @@ from tests.peers.stand_in import (
 require("flash_attn.cute")
 pytestmark = pytest.mark.peers
 
-# bf16 rounding of P and O gives 0.3 % here; an operand that is off by 5 % gives 1.5 % and more.
-TOLERANCE = 0.008
-LSE_TOLERANCE = 2e-3
-GRADIENT_TOLERANCE = 0.01
+# Seen: 0.2 % for O (bf16 rounding of P and O) and for gradients, 2e-5 for LSE. One input or the
+# tensor core off by 5 % gives 4.7 % for O, and 17 % for gradients.
+TOLERANCE = 0.004
+LSE_TOLERANCE = 2e-4
+GRADIENT_TOLERANCE = 0.005
 
 
 def attention(q, k, v, causal=False):
