@@ -31,9 +31,18 @@ def split_operands(text: str) -> list[str]:
     return parts
 
 
-def parse_operand(text: str, resolve: Callable[[str], str | None]) -> Operand:
-    """Parses one operand. `resolve` gives a register's unique name, or None for other names."""
+Resolve = Callable[[str], str | tuple[str, ...] | None]
+
+
+def parse_operand(text: str, resolve: Resolve) -> Operand:
+    """Parses one operand.
+
+    `resolve` gives a register's unique name (those of its parts for a vector register), or None
+    for other names.
+    """
     name = resolve(text)
+    if isinstance(name, tuple):
+        return Vector(tuple(Register(part) for part in name))
     if name is not None:
         return Register(name)
     first = text[0]
@@ -77,7 +86,7 @@ def _octal(text: str) -> bool:
     return re.match(r"-?0[0-7]+$", text) is not None
 
 
-def _address(text: str, resolve: Callable[[str], str | None]) -> Address:
+def _address(text: str, resolve: Resolve) -> Address:
     coordinates = None
     parts = split_operands(text)
     if len(parts) > 1:
@@ -89,7 +98,7 @@ def _address(text: str, resolve: Callable[[str], str | None]) -> Address:
     return Address(parse_operand(base, resolve), offset, coordinates)
 
 
-def _pair(text: str, resolve: Callable[[str], str | None]) -> Pair:
+def _pair(text: str, resolve: Resolve) -> Pair:
     halves = []
     for part in text.split("|"):
         name = resolve(part.strip())

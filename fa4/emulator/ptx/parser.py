@@ -15,7 +15,7 @@ _LABEL = re.compile(rf"({_IDENTIFIER})\s*:(?!:)")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(.*)")
 _INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)")
 _GUARD = re.compile(rf"@(!?)({_IDENTIFIER})\s+")
-_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$", re.S)
+_REGISTERS = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)$", re.S)
 _RANGE = re.compile(r"(.*)<(\d+)>$")
 _BLOCKING = (
     "mbarrier.try_wait",
@@ -111,7 +111,7 @@ class _Body:
 
     def __init__(self, kernel: Kernel, tokens: list[_Token], files: dict[int, str]) -> None:
         self.kernel, self.tokens, self.files = kernel, tokens, files
-        self.scopes: list[dict[str, str]] = []
+        self.scopes: list[dict[str, str | tuple[str, ...]]] = []
         self.scope_count = 0
         self.labels: dict[str, int] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
@@ -144,7 +144,7 @@ class _Body:
 
     def _open(self, start: int) -> None:
         """Opens a scope: its names are declared before its first statement is read."""
-        scope: dict[str, str] = {}
+        scope: dict[str, str | tuple[str, ...]] = {}
         suffix = f"@{self.scope_count}" if self.scopes else ""
         self.scope_count += 1
         depth = 0
@@ -161,19 +161,26 @@ class _Body:
                 self._declare(token, scope, suffix)
         self.scopes.append(scope)
 
-    def _declare(self, token: _Token, scope: dict[str, str], suffix: str) -> None:
+    def _declare(self, token: _Token, scope: dict, suffix: str) -> None:
         match = _REGISTERS.match(token.text)
         if not match:
             raise PtxSyntaxError(f"PTX line {token.line}: {token.text!r} is not understood")
-        for item in match.group(2).split(","):
+        width, kind, items = match.groups()
+        for item in items.split(","):
             name = item.strip()
             many = _RANGE.match(name)
             names = [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]
+            if width:
+                parts = [f"{each}.{axis}" for each in names for axis in "xyzw"[: int(width)]]
+                for each in names:
+                    axes = [part for part in parts if part.startswith(each + ".")]
+                    scope[each] = tuple(part + suffix for part in axes)
+                names = parts
             for each in names:
                 scope[each] = each + suffix
-                self.kernel.registers[each + suffix] = match.group(1)
+                self.kernel.registers[each + suffix] = kind
 
-    def _resolve(self, name: str) -> str | None:
+    def _resolve(self, name: str) -> str | tuple[str, ...] | None:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
