@@ -8,6 +8,7 @@ Signatures: CUDA Runtime API; `cuda_dialect_*` and `CuteDSLRT_*` as declared by 
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
@@ -96,6 +97,10 @@ class RawLaunch:
     arguments: int
 
 
+class _Thread(threading.local):
+    pending: BaseException | None = None
+
+
 class EmulatedRuntime:
     """The entry points as methods; `callbacks()` makes them callable from C."""
 
@@ -103,11 +108,20 @@ class EmulatedRuntime:
         self, on_launch: Callable[[RawLaunch], None], attribute: Callable[[int], int]
     ) -> None:
         """`attribute` answers cudaDeviceGetAttribute for a cudaDeviceAttr number."""
-        self.pending: BaseException | None = None
+        self._thread = _Thread()
         self._on_launch = on_launch
         self._attribute = attribute
         self._handles: dict[int, str | Kernel] = {}
         self._next_handle = itertools.count(0x1000, 0x10)
+
+    @property
+    def pending(self) -> BaseException | None:
+        """What went wrong in this thread's running call."""
+        return self._thread.pending
+
+    @pending.setter
+    def pending(self, error: BaseException | None) -> None:
+        self._thread.pending = error
 
     def callbacks(self) -> dict[str, object]:
         """ctypes callback by symbol name."""

@@ -24,8 +24,8 @@ What a disk cache must hold
     Load inside a session to emulate, outside of one to launch natively: what is loaded stays bound
     to where it was loaded. A function loaded for the emulator may be called in any later session.
 
-Limits: sessions are per process, not per thread. A TVM-FFI function that is called from C++, or
-that was loaded outside of sessions, is not redirected.
+Limits: a session holds for all threads of the process. A TVM-FFI function that is called from C++,
+or that was loaded outside of sessions, is not redirected.
 """
 
 import contextlib

@@ -62,7 +62,7 @@ class LaunchRecord:
     stats: object
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """A context in which compiled functions launch into the emulator; see `session`."""
 

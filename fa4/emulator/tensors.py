@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import threading
 from collections.abc import Iterable
 
 _CPU, _CUDA = 1, 2  # DLDeviceType
@@ -92,8 +93,8 @@ def refuse_cuda(value: object) -> None:
         )
 
 
-class Arguments:
-    """Host memory ranges that the arguments of the running call cover, as (address, bytes)."""
+class Arguments(threading.local):
+    """Host memory that the arguments of this thread's running call cover, as (address, bytes)."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import cutlass.cute as cute
 import pytest
@@ -91,6 +92,35 @@ def test_nested_sessions_and_their_devices():
         assert HardwareInfo().get_l2_cache_size_in_bytes() == 126 << 20
         kernels.triple(from_dlpack(x), from_dlpack(y))
     assert len(outer.launches) == len(inner.launches) == 1
+
+
+def test_nested_sessions_with_the_same_options_stay_apart():
+    x, y = vectors()
+    with fa4.emulator.session() as outer:
+        with fa4.emulator.session() as inner:
+            assert fa4.emulator.current_session() is inner
+        assert fa4.emulator.current_session() is outer
+        kernels.double(from_dlpack(x), from_dlpack(y))
+    assert (len(outer.launches), len(inner.launches)) == (1, 0)
+
+
+@pytest.mark.parametrize("tvm_ffi", PATHS)
+def test_two_threads_in_one_session(tvm_ffi):
+    pairs = [vectors(count) for count in (64, 640)]
+
+    def view(tensor):
+        return from_dlpack(tensor).mark_layout_dynamic()
+
+    def work(pair):
+        for _ in range(10):
+            pair[1].fill_(torch.nan)
+            compiled(*(pair if tvm_ffi else map(view, pair)))
+            assert torch.equal(pair[1], 2 * pair[0])
+
+    with fa4.emulator.session(), ThreadPoolExecutor(2) as threads:
+        options = "--enable-tvm-ffi" if tvm_ffi else ""
+        compiled = cute.compile(kernels.double, *map(view, pairs[0]), options=options)
+        list(threads.map(work, pairs))
 
 
 @pytest.mark.parametrize("tvm_ffi", PATHS)
