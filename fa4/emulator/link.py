@@ -6,6 +6,7 @@ another first letter, and the shim exports those.
 """
 
 import copy
+import ctypes
 import struct
 import tempfile
 import threading
@@ -75,8 +76,6 @@ class Linker:
         return twin
 
     def _jit_twin(self, function: object) -> object:
-        import ctypes
-
         engine = self.engine(function.dump_to_object(_PREFIX))
         entry = engine.lookup(f"_mlir_{_PREFIX}__mlir_ciface_{function.function_name}")
         twin = copy.copy(function)
