@@ -1,0 +1,72 @@
+"""The table of edges, and the ledger that checks a trace against it."""
+
+import pytest
+
+from fa4.launch import labels
+from fa4.pipeline import diagram
+from fa4.pipeline.check import Ledger, required_actions
+from fa4.pipeline.edges import Kind
+from fa4.plan import Plan
+
+
+def test_edges_name_roles_and_each_other(every_plan: Plan) -> None:
+    edges = every_plan.edges()
+    names = {edge.name for edge in edges}
+    assert len(names) == len(edges)
+    for edge in edges:
+        assert {edge.producer, edge.consumer} <= set(every_plan.roles)
+        assert edge.released_by in names | {"commit", "warps"}
+
+
+def test_arrive_counts_follow_the_warp_schedule(every_plan: Plan) -> None:
+    counts = {e.name: e.arrive_count(every_plan.warps_per_stage()) for e in every_plan.edges()}
+    assert counts["p_written"] == 4  # the four warps of one query tile, not all eight
+    assert counts["o_rescaled"] == 4
+    assert all(counts[e.name] == 1 for e in every_plan.edges() if e.kind is not Kind.WARPS)
+
+
+def test_every_barrier_has_a_label(every_plan: Plan) -> None:
+    named = labels(every_plan)
+    barriers = sum(e.stages * (1 + e.has_release) for e in every_plan.edges())
+    assert len(named.mbarriers) == barriers
+    assert len(named.warps) * 32 == every_plan.threads
+
+
+def test_diagram_shows_every_edge(every_plan: Plan) -> None:
+    text = diagram.render(every_plan)
+    assert all(edge.name in text and edge.meaning in text for edge in every_plan.edges())
+
+
+def _complete(plan: Plan) -> Ledger:
+    ledger = Ledger()
+    for edge in plan.edges():
+        for action in required_actions(edge):
+            ledger.note(edge, action, by="x", belongs_to="x")
+    return ledger
+
+
+def test_a_complete_trace_passes(every_plan: Plan) -> None:
+    _complete(every_plan).check(every_plan.edges())
+
+
+def test_a_forgotten_action_is_refused(every_plan: Plan) -> None:
+    for edge in every_plan.edges():
+        for action in required_actions(edge):
+            ledger = _complete(every_plan)
+            ledger._actions[edge.name].remove(action)
+            with pytest.raises(ValueError, match=rf"{edge.name} .*lacks \['{action}'\]"):
+                ledger.check(every_plan.edges())
+
+
+def test_an_unexplained_action_is_refused(every_plan: Plan) -> None:
+    edge = next(e for e in every_plan.edges() if not e.has_release)
+    ledger = _complete(every_plan)
+    ledger.note(edge, "release", by="x", belongs_to="x")
+    with pytest.raises(ValueError, match=r"has \['release'\] without a reason"):
+        ledger.check(every_plan.edges())
+
+
+def test_another_roles_part_is_refused(every_plan: Plan) -> None:
+    edge = every_plan.edges()[0]
+    with pytest.raises(ValueError, match="mma may not expect on edge q_loaded: that is load's"):
+        Ledger().note(edge, "expect", by="mma", belongs_to="load")

@@ -1,0 +1,95 @@
+"""Plans: what they depend on, what they fit into, what they refuse."""
+
+from dataclasses import replace
+
+import pytest
+
+from fa4.pipeline.tmem import tmem_map
+from fa4.plan import CHIPS, TUNED, Plan, plan_forward
+from fa4.problem import Problem
+
+
+def problem(**changes: object) -> Problem:
+    values = {
+        "batch": 1, "seqlen_q": 512, "seqlen_k": 512, "heads_q": 4, "heads_kv": 2,
+        "head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16", "causal": True,
+        "window_left": None, "window_right": None, "softcap": 0.0, "scale": 0.1,
+    }  # fmt: skip
+    return Problem(**{**values, **changes})
+
+
+@pytest.mark.parametrize("dims", sorted(TUNED))
+def test_tuned_plans_fit_the_chip(dims: tuple[int, int]) -> None:
+    plan = plan_forward(problem(head_dim=dims[0], head_dim_v=dims[1]))
+    chip = CHIPS[plan.arch]
+    assert plan.smem().nbytes <= chip.smem_bytes
+    assert sum(32 * r.warps * r.registers for r in plan.roles.values()) <= chip.registers
+    assert plan.tmem().allocated <= 512
+
+
+def test_plan_does_not_depend_on_sizes_and_numbers() -> None:
+    base = plan_forward(problem())
+    changes = {"batch": 7, "seqlen_q": 3, "seqlen_k": 99999, "heads_q": 8, "scale": 0.7}
+    assert all(plan_forward(problem(**{k: v})) is base for k, v in changes.items())
+    windows = {plan_forward(problem(window_left=w)).key() for w in (1, 2, 300)}
+    assert len(windows) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float16"},
+        {"causal": False},
+        {"window_left": 5},
+        {"softcap": 3.0},
+        {"head_dim": 64, "head_dim_v": 64},
+    ],
+)
+def test_plan_depends_on_what_changes_the_code(change: dict) -> None:
+    assert plan_forward(problem(**change)).key() != plan_forward(problem()).key()
+
+
+@pytest.mark.parametrize(
+    ("dims", "padded"),
+    [((8, 8), (64, 64)), ((72, 72), (96, 96)), ((104, 112), (128, 128)), ((64, 128), (64, 128))],
+)
+def test_head_dims_are_padded(dims: tuple[int, int], padded: tuple[int, int]) -> None:
+    plan = plan_forward(problem(head_dim=dims[0], head_dim_v=dims[1]))
+    assert (plan.head_dim, plan.head_dim_v) == padded
+
+
+def test_too_much_shared_memory_is_refused() -> None:
+    plan = plan_forward(problem())
+    greedy = replace(plan, tuning=replace(plan.tuning, kv_stages=5))
+    with pytest.raises(ValueError, match=r"nbytes=\d+ of shared memory, 232448 allowed"):
+        greedy.check()
+
+
+def test_too_many_registers_are_refused() -> None:
+    plan = plan_forward(problem())
+    greedy = replace(plan, tuning=replace(plan.tuning, registers=(200, 72, 56)))
+    with pytest.raises(ValueError, match="registers=67584, 65536 allowed"):
+        greedy.check()
+
+
+def test_unknown_architecture_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"arch='sm_80'.*available: sm_100a"):
+        plan_forward(problem(), arch="sm_80")
+
+
+def test_tmem_tiles_do_not_overlap() -> None:
+    columns = tmem_map(128, 128)
+    tiles = [(c, 128) for c in (*columns.s, *columns.o)]
+    taken = [column for first, width in tiles for column in range(first, first + width)]
+    assert len(taken) == len(set(taken)) == 512
+    with pytest.raises(ValueError, match="768 of 512"):
+        tmem_map(128, 256)
+
+
+def test_shared_memory_regions_do_not_overlap(every_plan: Plan) -> None:
+    smem = every_plan.smem()
+    starts = sorted([*smem.full.values(), *smem.empty.values(), *smem.tiles.values()])
+    assert len(starts) == len(set(starts))
+    barriers = max([*smem.full.values(), *smem.empty.values()])
+    assert barriers < min(smem.tiles.values())
+    assert all(smem.tiles[name] % 1024 == 0 for name in ("sQ", "sKV", "sO"))
