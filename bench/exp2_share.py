@@ -7,7 +7,7 @@ registers; ptxas schedules some shares badly or spills: this table is what the c
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from bench.cases import DIMS, Case
 from bench.progress import progress
@@ -26,6 +26,17 @@ HEADER = (
 )
 
 
+@dataclass(frozen=True)
+class Point:
+    """One kernel to compile: `share` of its 128 exponentials emulated."""
+
+    case: Case
+    share: int
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.share} of 128"
+
+
 def main(argv: list[str]) -> int:
     """Print the table and save `results/exp2_share.json`."""
     parser = argparse.ArgumentParser(prog="python -m bench exp2-share", description=__doc__)
@@ -33,9 +44,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--head-dims", type=int, nargs="+", help="default: all that are tuned")
     arguments = parser.parse_args(argv)
     cases = [Case(d, dv, causal=True) for d, dv in DIMS if d in (arguments.head_dims or [d])]
+    points = [Point(case, share) for case in cases for share in arguments.shares]
     rows, ptxas = [], ""
-    for case, share in progress([(c, s) for c in cases for s in arguments.shares], "compiling"):
-        plan = case.plan()
+    for point in progress(points, "compiling"):
+        case, share, plan = point.case, point.share, point.case.plan()
         cubin = artifacts(with_share(plan, share)).cubin
         ptxas = read_toolchain(cubin)
         summary = summarise(analyse(cubin), case.head_dim, case.head_dim_v)

@@ -67,7 +67,9 @@ PTX = """
 \t}
 \t// end inline asm
 \t{ .reg .pred P1; LAB_WAIT: mbarrier.try_wait.parity.shared.b64 P1, [%r2], %r3;
-\t@P1 bra.uni DONE; bra.uni LAB_WAIT; DONE: }
+\t@P1 bra.uni DONE; @%p1 bra $L__BB0_2; bra.uni LAB_WAIT; DONE: }
+\t.loc\t2 12 5, function_name $L__info_string1, inlined_at 1 7 2
+\tadd.s32 \t%r4, %r4, 1;
 \t.loc\t3 4 1, function_name $L__info_string0, inlined_at 2 12 5
 \tfma.rn.f32x2 \t%rd3, %rd1, %rd2, %rd3;
 \tex2.approx.ftz.f32 \t%f1, %f2;
