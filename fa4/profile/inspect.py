@@ -16,9 +16,13 @@ from fa4.profile.report_text import report_text
 
 
 def inspect_main(argv: list[str]) -> int:
-    """Compile one plan and print its report; returns 0."""
-    arguments = _parser().parse_args(argv)
-    plan = _plan(arguments)
+    """Compile one plan and print its report; returns 0. Exits with 2 for a shape without kernel."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        plan = _plan(arguments)
+    except (ValueError, TypeError) as error:
+        parser.error(str(error))
     made = artifacts(plan)
     found = report(plan, made)
     if arguments.keep:

@@ -46,9 +46,13 @@ def test_report_without_nvdisasm_says_so(no_nvdisasm, tmp_path, capsys):
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".cubin", ".ptx"]
 
 
-def test_a_shape_without_kernel_is_refused():
-    with pytest.raises(ValueError, match="136"):
-        inspect_main(["--head-dim", "136"])
+@pytest.mark.parametrize(
+    "arguments", [["--head-dim", "136"], ["--dtype", "float8"], ["--arch", "sm_42"]]
+)
+def test_what_has_no_kernel_is_refused(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        inspect_main(arguments)
+    assert arguments[1] in capsys.readouterr().err
 
 
 def test_missing_nvdisasm_says_what_to_do(monkeypatch):
