@@ -127,3 +127,19 @@ def test_doctor_reports_a_missing_package(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "REQUIRED", (*doctor.REQUIRED, "fa4-no-such-distribution"))
     assert doctor.doctor_main(["--no-compile"]) == 1
     assert "! fa4-no-such-distribution missing" in capsys.readouterr().out
+
+
+def test_the_pipeline_in_the_readme_is_that_of_the_demo():
+    """To renew it: paste the output of `fa4 demo` between the fences."""
+    from fa4.demo import demo_plan
+    from fa4.pipeline import diagram
+
+    shown = re.search(r"```pipeline\n(.*?)\n?```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown.group(1) == diagram.render(demo_plan())
+
+
+def test_paths_in_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"`((?:fa4|tests|bench|examples)/[\w./]*)`", text))
+    assert len(named) > 10
+    assert {path for path in named if not (ROOT / path).exists()} == set()
