@@ -179,6 +179,18 @@ def test_fault_09_offsets_beyond_two_to_the_31_elements(which):
     assert torch.equal(lse, expected[1])
 
 
+def test_fault_11_four_million_keys():
+    """A window on the last of 2^22 keys gives what the last 512 keys alone give."""
+    q, k, v = randoms((256, 512))
+    long_k, long_v = (
+        torch.zeros(1, 2**22, 1, 64, dtype=torch.bfloat16) for _ in range(2)
+    )  # pages that nobody touches take no memory
+    long_k[:, -512:], long_v[:, -512:] = k, v
+    expected = run(q, k, v, window_size=(200, 0))
+    actual = fa4.flash_attn_func(q, long_k, long_v, window_size=(200, 0), return_lse=True)
+    assert all(map(torch.equal, actual, expected))
+
+
 def constant_scores(value, keys, dtype):
     """q, k, v of two blocks of keys whose scores are all `value` with softmax_scale 1."""
     q, k, v = randoms((70, keys), dtype=dtype)
