@@ -270,7 +270,7 @@ def set_registers(w: Team, increase: bool, count: int, following: int, mask) -> 
     present = np.flatnonzero(lanes.reshape(-1, 32).any(1)).tolist()
     warps = [w.warps[position] for position in present]
     for warp in warps:
-        if increase and count < warp.registers or not increase and count > warp.registers:
+        if (increase and count < warp.registers) or (not increase and count > warp.registers):
             action = "inc" if increase else "dec"
             raise RegisterError(
                 f"setmaxnreg.{action} {count} in a warp that holds {warp.registers} registers"

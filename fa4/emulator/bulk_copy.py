@@ -213,19 +213,22 @@ def _submit_copy_arrive(w: Team, address: int, warp: int, arrivals: int, quiet: 
     )
 
 
+def _copy_groups(w: Team, mask) -> list[CopyGroups]:
+    """The cp.async groups of the active warps."""
+    lanes = w.every if mask is None else mask
+    present = np.flatnonzero(lanes.reshape(-1, 32).any(1)).tolist()
+    groups = [w.cta.copy_groups.get(w.warps[position].index) for position in present]
+    return [group for group in groups if group is not None]
+
+
 def copy_commit(w: Team, mask) -> None:
-    for warp in w.warps:
-        if warp.index in w.cta.copy_groups:
-            w.cta.copy_groups[warp.index].commit()
+    for group in _copy_groups(w, mask):
+        group.commit()
 
 
 def wait_copy(w: Team, latest: int, following: int, mask) -> int:
     """cp.async.wait_group and wait_all."""
-    copies = []
-    for warp in w.warps:
-        groups = w.cta.copy_groups.get(warp.index)
-        if groups is not None:
-            copies.extend(groups.older_than(latest))
+    copies = [copy for group in _copy_groups(w, mask) for copy in group.older_than(latest)]
     return w.block_on(GroupWait(copies, False, "cp.async"), following)
 
 

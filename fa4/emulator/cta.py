@@ -57,9 +57,19 @@ class Cta:
         self.free_registers = 0
         self.teams: list[Team] = []
 
-    def begin(self, one_team: bool) -> None:
-        """Creates the teams: all warps together, or each on its own."""
-        parts = [self.warps] if one_team else [[warp] for warp in self.warps]
+    def begin(self, kind: str) -> None:
+        """Creates the teams: all warps together under `early`, else warpgroups or single warps.
+
+        A seed decides for each warpgroup whether its warps run in lock-step: that is one of the
+        orders the hardware may choose, and several times faster to emulate.
+        """
+        parts = [self.warps]
+        if kind != "early":
+            parts = []
+            for start in range(0, len(self.warps), 4):
+                group = self.warps[start : start + 4]
+                together = kind != "late" and self.cluster.rng.random() < 0.5
+                parts.extend([group] if together else [[warp] for warp in group])
         self.teams = [Team.start(self, part) for part in parts]
 
     # ---- other CTAs and objects

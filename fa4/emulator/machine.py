@@ -42,7 +42,7 @@ class Cluster:
             self.ctas.append(Cta(self, position, rank))
         self.barrier.cta = self.ctas[0]
         for cta in self.ctas:
-            cta.begin(one_team=machine.schedule.kind == "early")
+            cta.begin(machine.schedule.kind)
         self.scheduler = make_scheduler(self, machine.schedule)
 
     def clock(self) -> int:

@@ -65,7 +65,7 @@ class _Product:
             cta.tensor.check(column, columns, "tcgen05.mma accumulator")
             if self.a_tensor:
                 cta.tensor.check(self.a & 0xFFFF, 8, "tcgen05.mma operand A")
-        if self.d >> 16 or self.a_tensor and self.a >> 16:
+        if self.d >> 16 or (self.a_tensor and self.a >> 16):
             raise TensorMemoryError(
                 f"tcgen05.mma at tensor-memory address {self.d:#x}: lane must be 0"
             )

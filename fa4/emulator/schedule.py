@@ -11,8 +11,10 @@ from .team import Team
 if TYPE_CHECKING:
     from .machine import Cluster
 
-_FUEL = 4000  # blocks a team may run before others get a turn
-_IDLE_ROUNDS = 20  # rounds without progress before polling counts as a stall
+_FUEL = 1000  # blocks a team may run before others get a turn
+_IDLE_BLOCKS = 20000  # blocks without a store, an arrival or a copy before polling is a stall
+_POLLING_BLOCKS = 4000  # the same before effects in flight may happen although a warp runs
+_VAIN_WAITS = 3  # rounds of timed-out waits without progress before a deadlock is certain
 
 
 class Scheduler:
@@ -27,46 +29,52 @@ class Scheduler:
 
     def run(self) -> str:
         """Returns "done", "blocked" or "spinning"."""
-        idle = 0
+        idle = vain = 0
         while True:
             teams = self.teams()
             if not teams:
                 return "done"
             events = self.cluster.events
-            ran = self.turn(teams)
-            if ran and self.cluster.events != events:
-                idle = 0
+            blocks = self.turn(teams)
+            if self.cluster.events != events:
+                idle = vain = 0
+                continue
+            idle += blocks
+            if idle > _IDLE_BLOCKS:
+                return "spinning"
+            if blocks and idle < _POLLING_BLOCKS:
                 continue
             if self.cluster.engines.step():
-                idle = 0
+                idle = vain = 0
                 continue
-            idle += 1
-            if not ran and not self.unblock(idle):
+            if blocks:
+                continue
+            if self._part_some(teams):
+                vain = 0
+                continue
+            vain += 1
+            if vain > _VAIN_WAITS or not self._give_up(teams):
                 return "blocked"
-            if idle > _IDLE_ROUNDS:
-                return "spinning" if ran else "blocked"
 
-    def turn(self, teams: list[Team]) -> bool:
-        """Lets each team run until it waits. False when none could."""
-        ran = False
+    def turn(self, teams: list[Team]) -> int:
+        """Lets each team run until it waits. Returns the blocks run."""
+        blocks = 0
         for team in teams:
             if team.runnable():
-                team.run(_FUEL)
-                ran = True
-        if ran and len(teams) > 1:
+                blocks += _FUEL - team.run(_FUEL)
+        if blocks and len(teams) > 1:
             for cta in self.cluster.ctas:
                 cta.join_waiting()
-        return ran
+        return blocks
 
-    def unblock(self, idle: int) -> bool:
-        """All wait: parts teams of which some warps could go on; ends timed waits in vain."""
-        for team in self.teams():
-            if self._part(team):
-                return True
-        if idle > 3:
-            return False
+    def _part_some(self, teams: list[Team]) -> bool:
+        """All wait: parts one team of which some warps could go on."""
+        return any(self._part(team) for team in teams)
+
+    def _give_up(self, teams: list[Team]) -> bool:
+        """All wait: ends waits that have a time limit, in vain."""
         gave_up = False
-        for team in self.teams():
+        for team in teams:
             for group in team.groups:
                 if group.wait is not None and group.wait.give_up(team):
                     group.wait = None
@@ -96,18 +104,19 @@ class Scheduler:
 class RandomScheduler(Scheduler):
     """Any runnable warp for a random while, or any effect in flight."""
 
-    def turn(self, teams: list[Team]) -> bool:
+    def turn(self, teams: list[Team]) -> int:
         rng, engines = self.cluster.rng, self.cluster.engines
         runnable = [team for team in teams if team.runnable()]
         actors: list[Team | Hashable] = [*runnable, *engines.keys()]
         if not actors:
-            return False
+            return 0
         chosen = rng.choice(actors)
         if isinstance(chosen, Team):
-            chosen.run(rng.choice((1, 4, 16, 64)))
-        else:
-            engines.step(chosen)
-        return True
+            fuel = rng.choice((1, 4, 16, 64))
+            return fuel - chosen.run(fuel)
+        engines.step(chosen)
+        self.cluster.events += 1
+        return 0
 
 
 class PriorityScheduler(Scheduler):
@@ -134,28 +143,29 @@ class PriorityScheduler(Scheduler):
             self.priorities[actor] = self.priorities["loads"] if shared else rng.random()
         return self.priorities[actor]
 
-    def turn(self, teams: list[Team]) -> bool:
+    def turn(self, teams: list[Team]) -> int:
         engines = self.cluster.engines
-        actors = [(self._priority(key), key) for key in engines.keys()]
+        actors = [(self._priority(key), key) for key in engines.queues]
         actors += [(self._priority(team), team) for team in teams]
         actors.sort(key=lambda pair: -pair[0])
         for _, actor in actors:
             if isinstance(actor, Team):
                 if not actor.runnable():
                     continue
-                self._run(actor)
-            else:
-                engines.step(actor)
-            return True
-        return False
+                return self._run(actor)
+            engines.step(actor)
+            self.cluster.events += 1
+            return 0
+        return 0
 
-    def _run(self, team: Team) -> None:
+    def _run(self, team: Team) -> int:
         events = self.cluster.events
-        team.run(_FUEL, lambda: self.cluster.events != events)
+        left = team.run(_FUEL, lambda: self.cluster.events != events)
         self.steps += 1
         if self.steps in self.demotions:
             key = ("warp", team.cta.rank, team.warps[0].index)
             self.priorities[key] = self.cluster.rng.random() * min(self.priorities.values())
+        return _FUEL - left
 
 
 def make_scheduler(cluster: Cluster, schedule: Schedule) -> Scheduler:

@@ -29,7 +29,7 @@ class SharedMemory:
 
     def check(self, offset: int, nbytes: int, what: str) -> None:
         """Raises AddressError unless [offset, offset + nbytes) is the CTA's own memory."""
-        if SYSTEM_BYTES <= offset and offset + nbytes <= self.end:
+        if offset >= SYSTEM_BYTES and offset + nbytes <= self.end:
             return
         raise AddressError(
             f"{what} of {nbytes} bytes at shared offset {offset:#x} is outside the CTA's memory "

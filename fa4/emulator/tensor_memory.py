@@ -233,7 +233,8 @@ def tensor_store(
     tensor, span = w.cta.tensor, _columns(shape, repeat, packed, split)
     words = np.array([value.view(U4) for value in values])
     plain = shape == "32x32b" and not packed and mask is None
-    column = _same_columns(w, address) if plain else None
+    at_once = plain and w.cta.cluster.engines.immediate  # else every warp has its own queue
+    column = _same_columns(w, address) if at_once else None
     if column is not None:
         tensor.check(column, span, "tcgen05.st")
         start = 32 * (w.warps[0].index % 4)

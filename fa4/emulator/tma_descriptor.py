@@ -1,9 +1,10 @@
 """The 128-byte tensor map that TMA instructions name, decoded.
 
-Bytes 0-7 address; 8-11 flags: bits 0-3 mode, 4-6 rank - 1, 7-10 element type, 11-12 interleave, 13-14
-swizzle; 12, 16, 20, 24 strides of dimensions 1-4 in units of 16 bytes; 32 + 4 i dimension i
-less 1; 52-54 element strides; 55 + i box of dimension i less 1. Found by encoding descriptors
-with the CuTe DSL and comparing (tests/emulator/test_tma_descriptor.py repeats the sweep).
+Bytes 0-7 hold the address and 8-11 flags: bits 0-3 mode, 4-6 rank - 1, 7-10 element type, 11-12
+interleave, 13-14 swizzle. Words at 12, 16, 20, 24: strides of dimensions 1-4 in units of 16 bytes;
+at 32 + 4 i: dimension i less 1. Bytes 52-54: element strides; 55 + i: box of dimension i less 1.
+Found by encoding descriptors with the CuTe DSL and comparing; tests/emulator/test_tma.py repeats
+that sweep.
 """
 
 from __future__ import annotations

@@ -201,13 +201,12 @@ class Emitter:
 
     def write(self, operand: Operand | None, value: str, kind: str) -> None:
         """Assigns an array of `kind` to a destination under the mask."""
-        if operand is None or isinstance(operand, Sink):
-            if "(" in value:
-                self.emit(value)
-            return
         if isinstance(operand, Pair):
             operand = operand.first
-            return self.write(operand, value, kind)
+        if operand is None or isinstance(operand, Sink):
+            if "(" in value:  # keep the side effects of a call
+                self.emit(value)
+            return
         code = self.registers.storage[operand.name]
         slot = self.registers.slot[operand.name]
         if code == "x":

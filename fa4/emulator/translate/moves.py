@@ -48,7 +48,7 @@ def _pack(emitter: Emitter, target: Register, source: Vector, kind: str) -> None
     """{low, ..., high} into one register."""
     storage = emitter.registers.storage[target.name]
     part = _PART[kind, len(source.items)]
-    if kind == "q" or storage == "x" and part == "u":
+    if kind == "q" or (storage == "x" and part == "u"):
         inner = "l" if kind == "q" else "f"
         if kind == "q" and part == "u":
             words = [emitter.read(item, "u") for item in source.items]
@@ -157,7 +157,7 @@ def _float_to_float(emitter: Emitter, instruction: Instruction) -> None:
         if "rz" in parts:
             return emitter.write(target, f"truncate_to_{to}({value}).astype(U2)", "h")
         return emitter.write(target, round_narrow(value, to), "h")
-    if to == origin or origin in ("f16", "bf16") and to == "f32":
+    if to == origin or (origin in ("f16", "bf16") and to == "f32"):
         return emitter.write(target, value, KIND[to])
     if to == "f64":
         return emitter.write(target, f"{value}.astype(F8)", "d")
@@ -200,10 +200,7 @@ def _integer_to_integer(emitter: Emitter, instruction: Instruction) -> None:
     to, origin = parts[-2:]
     value = emitter.read(source, KIND[origin])
     dtype = f"{'I' if to[0] == 's' else 'U'}{int(to[1:]) // 8}"
-    if "sat" in parts:
-        value = f"clamp_integer({value},{dtype})"
-    else:
-        value = f"{value}.astype({dtype})"
+    value = f"clamp_integer({value},{dtype})" if "sat" in parts else f"{value}.astype({dtype})"
     emitter.write(target, value, KIND[to])
 
 

@@ -14,9 +14,34 @@ from ..ptx.syntax import Address, Instruction, Kernel, Operand, Pair, Register, 
 
 PAIRS = "xq"
 _NO_DESTINATION = frozenset(
-    "st red bra brx ret exit bar barrier fence membar prefetch prefetchu setmaxnreg griddepcontrol"
-    " nanosleep trap brkpt discard applypriority pmevent cp call stmatrix clusterlaunchcontrol"
-    " multimem st_async".split()
+    [
+        "st",
+        "red",
+        "bra",
+        "brx",
+        "ret",
+        "exit",
+        "bar",
+        "barrier",
+        "fence",
+        "membar",
+        "prefetch",
+        "prefetchu",
+        "setmaxnreg",
+        "griddepcontrol",
+        "nanosleep",
+        "trap",
+        "brkpt",
+        "discard",
+        "applypriority",
+        "pmevent",
+        "cp",
+        "call",
+        "stmatrix",
+        "clusterlaunchcontrol",
+        "multimem",
+        "st_async",
+    ]
 )
 _BY_WIDTH = {
     "pred": "p",
@@ -38,7 +63,7 @@ _BY_WIDTH = {
     "f64": "d",
     "b128": "q",
 }
-_NEUTRAL = frozenset("mov ld st selp shfl cvta tcgen05".split())
+_NEUTRAL = frozenset(["mov", "ld", "st", "selp", "shfl", "cvta", "tcgen05"])
 
 
 def destination(instruction: Instruction) -> Operand | None:
@@ -95,7 +120,7 @@ def _choose(default: str, votes: dict[str, float]) -> str:
     if default in "ld":
         if votes["d"] > votes["i"]:
             return "d"
-        return "x" if votes["x"] > 0 and not votes["i"] or votes["x"] >= 100 else "l"
+        return "x" if (votes["x"] > 0 and not votes["i"]) or votes["x"] >= 100 else "l"
     return default
 
 
