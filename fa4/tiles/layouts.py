@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
-from cutlass.utils import LayoutEnum
+from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import blackwell_helpers as sm100
 
 from fa4.plan import M_TILE, Q_TILES, Plan
