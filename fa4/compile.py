@@ -69,9 +69,10 @@ def cache_dir() -> Path:
 @cache
 def artifacts(plan: Plan) -> Artifacts:
     """PTX and cubin of a plan, with line information (which does not change the machine code)."""
-    compiled = _compile(plan, "--keep-ptx --keep-cubin --generate-line-info")
-    cubin = compiled.__cubin__
-    return Artifacts(plan.name, compiled.__ptx__, cubin)
+    with tempfile.TemporaryDirectory(prefix="fa4-artifacts-") as folder:
+        options = f"--keep-ptx --keep-cubin --generate-line-info --dump-dir={folder}"
+        compiled = _compile(plan, options)
+        return Artifacts(plan.name, compiled.__ptx__, compiled.__cubin__)
 
 
 def _compile(plan: Plan, options: str) -> Callable[..., None]:
