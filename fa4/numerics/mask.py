@@ -52,14 +52,25 @@ class BlockMask:
         return self.first_cut >= slot - 1
 
     @cute.jit
-    def apply(self, scores: cute.Tensor, first: cutlass.Constexpr[int], chunk: Int32 | int) -> None:
-        """scores[first : first + CHUNK] are those of `chunk`: -inf for the hidden keys."""
-        visible = _ones_below(self.end - chunk * CHUNK)
+    def visible(self, chunk: Int32 | int) -> Int32:
+        """One bit per key of the chunk: whether the row sees it."""
+        bits = _ones_below(self.end - chunk * CHUNK)
         if cutlass.const_expr(self.left_bound):
-            visible = visible & ~_ones_below(self.begin - chunk * CHUNK)
-        for bit in cutlass.range_constexpr(CHUNK):
-            i = first + bit
-            scores[i] = scores[i] if visible & (1 << bit) else -Float32.inf
+            bits = bits & ~_ones_below(self.begin - chunk * CHUNK)
+        return bits
+
+
+@cute.jit
+def hide(
+    scores: cute.Tensor,
+    span: cutlass.Constexpr[tuple[int, int]],
+    visible: Int32,
+    bits: cutlass.Constexpr[tuple[int, ...]],
+) -> None:
+    """scores[span] -> -inf where the key's bit in `visible` is 0; `bits` has the bit of each."""
+    for i, bit in enumerate(cutlass.const_expr(bits)):
+        at = span[0] + i
+        scores[at] = scores[at] if visible & (1 << bit) else -Float32.inf
 
 
 def first_cut(warp_end: Int32) -> Int32:

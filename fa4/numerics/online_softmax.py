@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from fa4.numerics.exp2 import exp2_fma, exp2_mufu
+from fa4.numerics.pairs import Pair, PairMath
 
 CHAINS = 2  # independent chains of maxima, and of packed sums: a step has a latency of 4 cycles
 
@@ -42,6 +43,7 @@ class RunningMax:
     threshold: float
     exp2_degree: int
     exp2_emulated: int  # per 128 elements, spread evenly
+    math: PairMath
 
     @cute.jit
     def update_maximum(
@@ -60,9 +62,8 @@ class RunningMax:
     ) -> None:
         """scores[span] -> 2^(scale_log2 * scores + bias), in place."""
         for i in range(*span, 2):
-            x = cute.arch.fma_packed_f32x2(
-                (scores[i], scores[i + 1]), (scale_log2, scale_log2), (bias, bias)
-            )
+            pair = (scores[i], scores[i + 1])
+            x = self.math.fma(pair, (scale_log2, scale_log2), (bias, bias))
             if self._emulates(i):
                 scores[i], scores[i + 1] = exp2_fma(x, self.exp2_degree)
             else:
@@ -104,7 +105,8 @@ def row_maximum(start: Float32) -> RowMaximum:
 class RowTotal:
     """Sum of a row's P, taken in chunk by chunk."""
 
-    chains: cute.Tensor  # (2 CHAINS,): packed pairs
+    chains: cute.Tensor  # (2 CHAINS,): pairs
+    math: PairMath
 
     def take(self, p: cute.Tensor, span: tuple[int, int]) -> None:
         """Take in p[span]."""
@@ -116,20 +118,20 @@ class RowTotal:
         self._add(0, self._pair(1))
         return self.chains[0] + self.chains[1]
 
-    def _pair(self, chain: int) -> tuple[Float32, Float32]:
+    def _pair(self, chain: int) -> Pair:
         return self.chains[2 * chain], self.chains[2 * chain + 1]
 
-    def _add(self, chain: int, pair: tuple[Float32, Float32]) -> None:
-        total = cute.arch.add_packed_f32x2(self._pair(chain), pair)
+    def _add(self, chain: int, pair: Pair) -> None:
+        total = self.math.add(self._pair(chain), pair)
         self.chains[2 * chain], self.chains[2 * chain + 1] = total
 
 
-def row_total(start: Float32) -> RowTotal:
+def row_total(start: Float32, math: PairMath) -> RowTotal:
     """A sum that starts at `start`."""
     chains = cute.make_rmem_tensor(2 * CHAINS, Float32)
     for i in range(2 * CHAINS):
         chains[i] = start if i == 0 else Float32(0.0)
-    return RowTotal(chains)
+    return RowTotal(chains, math)
 
 
 @cute.jit

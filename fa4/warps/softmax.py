@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.numerics.mask import CHUNK, BlockMask
+from fa4.numerics.mask import CHUNK, BlockMask, hide
 from fa4.numerics.online_softmax import (
     RowMaximum,
     RowState,
@@ -20,6 +20,7 @@ from fa4.numerics.online_softmax import (
     row_maximum,
     row_total,
 )
+from fa4.numerics.pairs import PairMath
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline.pipes import Pipes
 from fa4.plan import M_TILE, N_BLOCK, Plan
@@ -57,7 +58,12 @@ class Softmax:
     def strategy(self) -> RunningMax:
         """How the reference maximum is kept."""
         tuning = self.plan.tuning
-        return RunningMax(self.plan.rescale_threshold, tuning.exp2_degree, tuning.exp2_emulated)
+        return RunningMax(
+            threshold=self.plan.rescale_threshold,
+            exp2_degree=tuning.exp2_degree,
+            exp2_emulated=tuning.exp2_emulated,
+            math=PairMath(packed=True),
+        )
 
     @cute.jit
     def run(
@@ -148,7 +154,7 @@ class Softmax:
         smem.scale[x.thread, x.tile] = factor
         pipes.scale_written.commit(x.tile)
         line = (scales.log2, -row.reference() * scales.log2)
-        total = row_total(row.total)
+        total = row_total(row.total, self.strategy.math)
         for slot in cutlass.range_constexpr(CHUNKS):
             chunk = slot if cutlass.const_expr(mask is None) else mask.chunk(slot)
             tPtP = x.tPtP[None, None, chunk]
@@ -199,7 +205,7 @@ class Softmax:
         if cutlass.const_expr(self.plan.softcap):
             cap_scores(scores, span, scales)
         if cutlass.const_expr(mask is not None):
-            mask.apply(scores, span[0], mask.chunk(slot))
+            hide(scores, span, mask.visible(mask.chunk(slot)), tuple(range(CHUNK)))
         maximum.take(scores, span)
 
     @cute.jit

@@ -1,0 +1,35 @@
+"""Arithmetic on pairs of float32: one packed instruction on Blackwell, two scalar ones on Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+Pair = tuple[Float32, Float32]
+
+
+@dataclass(frozen=True)
+class PairMath:
+    """packed: the target has fma.f32x2 and its kin (sm_100 and newer)."""
+
+    packed: bool
+
+    def fma(self, a: Pair, b: Pair, c: Pair) -> Pair:
+        """a * b + c."""
+        if self.packed:
+            return cute.arch.fma_packed_f32x2(a, b, c)
+        return a[0] * b[0] + c[0], a[1] * b[1] + c[1]
+
+    def mul(self, a: Pair, b: Pair) -> Pair:
+        """a * b."""
+        if self.packed:
+            return cute.arch.mul_packed_f32x2(a, b)
+        return a[0] * b[0], a[1] * b[1]
+
+    def add(self, a: Pair, b: Pair) -> Pair:
+        """a + b."""
+        if self.packed:
+            return cute.arch.add_packed_f32x2(a, b)
+        return a[0] + b[0], a[1] + b[1]
