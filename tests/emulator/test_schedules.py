@@ -50,6 +50,19 @@ def test_a_missing_wait_gives_poison_in_some_seed(kind):
     assert outcomes(RACE.format(wait=""), kind, 8) == {7, 0xFFFFFFFF}
 
 
+EARLY_SIGNAL = """mov.u32 %r1, smem; shr.u32 %r2, %r99, 5; mov.u32 %r5, 7;
+setp.eq.u32 %p3, %r99, 0; @%p3 mbarrier.init.shared.b64 [%r1], 32; bar.sync 0;
+setp.eq.u32 %p2, %r2, 0; @%p2 bra READ;
+mbarrier.arrive.shared.b64 _, [%r1]; st.shared.u32 [%r1+16], %r5; bra END;
+READ: {wait}
+ld.shared.u32 %r6, [%r1+16]; mad.wide.u32 %d0, %r99, 4, %d50; st.global.u32 [%d0], %r6; END:"""
+
+
+@pytest.mark.parametrize("kind", ["random", "priority"])
+def test_a_signal_before_its_data_is_seen(kind):
+    assert 0xFFFFFFFF in outcomes(EARLY_SIGNAL.format(wait=wait("%r1", 0, "W")), kind, 12)
+
+
 def test_unknown_kind():
     with pytest.raises(ValueError, match="'lazy' is unknown; use one of"):
         Schedule("lazy")

@@ -42,6 +42,10 @@ _BLOCKING = (
     "setmaxnreg",
     "tcgen05.alloc",
 )
+# Instructions that let others go on: a block ends behind them, so that a scheduler can let the
+# others run before whatever this warp does next.
+_SIGNALS = ("mbarrier.arrive", "bar.arrive", "barrier.arrive", "barrier.cta.arrive")
+_SIGNALS += ("tcgen05.commit", "cp.async.mbarrier.arrive", "barrier.cluster.arrive")
 _SIDE_EFFECTS = ("st", "red", "atom", "mbarrier", "cp", "bar", "barrier", "tcgen05")
 _LEAVING = ("ret", "exit", "trap")
 
@@ -114,7 +118,7 @@ def _leaders(instructions: list[Instruction]) -> list[int]:
     leaders = {0}
     for index, instruction in enumerate(instructions):
         leaders.update(instruction.targets)
-        if _ends_block(instruction):
+        if _ends_block(instruction) or instruction.opcode.startswith(_SIGNALS):
             leaders.add(index + 1)
     starts, effect = [], False
     for index, instruction in enumerate(instructions):
@@ -140,22 +144,25 @@ def _successors(block: Block, flow: Flow) -> tuple[int, ...]:
 
 def _summarise(block: Block, kernel: Kernel, numbers: dict[str, int]) -> None:
     for instruction in kernel.instructions[block.start : block.end]:
-        written = destination(instruction)
-        reads = 0
-        for operand in instruction.operands:
-            if operand is not written:
-                for name in registers_of(operand):
-                    reads |= 1 << numbers[name]
-        if instruction.guard:
-            reads |= 1 << numbers[instruction.guard.name]
-        writes = 0
-        for name in registers_of(written):
+        reads = writes = 0
+        for name in registers_read(instruction):
+            reads |= 1 << numbers[name]
+        for name in registers_of(destination(instruction)):
             writes |= 1 << numbers[name]
         if instruction.guard:
             reads |= writes  # a lane that is switched off keeps the old value
         block.touches |= reads | writes
         block.uses |= reads & ~block.defines
         block.defines |= writes
+
+
+def registers_read(instruction: Instruction) -> set[str]:
+    """Names of the registers that an instruction reads."""
+    written = destination(instruction)
+    names = {n for o in instruction.operands if o is not written for n in registers_of(o)}
+    if instruction.guard:
+        names.add(instruction.guard.name)
+    return names
 
 
 def _solve(flow: Flow) -> None:

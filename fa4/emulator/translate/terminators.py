@@ -35,7 +35,7 @@ def emit_terminator(emitter: Emitter, block: Block, flow: Flow) -> None:
 
 def _branch(emitter: Emitter, last: Instruction, target: int, following: int) -> None:
     emitter.flush()
-    if last.guard is None:
+    if last.guard is None or target == following:
         emitter.emit(f"return {target}")
         return
     taken = emitter.temporary(emitter.read(last.guard, "p"))
