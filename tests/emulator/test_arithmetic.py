@@ -316,8 +316,17 @@ def nearest_bf16(value):
     return upper + (low > 0x8000 or (low == 0x8000 and upper & 1))
 
 
+def with_ties(x):
+    """Some values halfway between two bf16 numbers, below an even and below an odd one."""
+    bits = x.copy().view(np.uint32)
+    bits[:40] = bits[:40] & 0xFFFF0000 | 0x8000
+    return bits.view(np.float32)
+
+
 def test_conversions_to_16_bits():
-    high, low = floats(5)[8:], floats(6)[8:]
+    high, low = with_ties(floats(5)[8:]), with_ties(floats(6)[8:])
+    single = each("cvt.rn.bf16.f32 %h1, %x0; mov.b16 %y, %h1;", "u2", high, kinds=("f32", "b16"))
+    assert single.tolist() == [nearest_bf16(h) for h in high.tolist()]
     got = each("cvt.rn.bf16x2.f32 %y, %x0, %x1;", "u4", high, low, kinds=("f32", "b32"))
     pairs = zip(high.tolist(), low.tolist(), strict=True)
     assert got.tolist() == [nearest_bf16(h) << 16 | nearest_bf16(n) for h, n in pairs]

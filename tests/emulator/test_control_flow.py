@@ -45,6 +45,16 @@ def test_nested_branches_keep_the_values_of_inactive_lanes(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_warp_wide_instruction_waits_for_all_lanes(kind):
+    """Also where the lanes that are on their way stand further down in the code."""
+    body = """and.b32 %r2, %r99, 1; setp.eq.u32 %p1, %r2, 1; bra START;
+    JOIN: vote.sync.ballot.b32 %r1, %p1, -1; bra END;
+    START: @%p1 bra JOIN; add.u32 %r3, %r2, 1; bra JOIN;
+    END: """ + STORE.format("%r1")
+    assert set(result(body, schedule=Schedule(kind)).tolist()) == {0xAAAAAAAA}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_warps_with_roles_and_an_early_exit(kind):
     body = """shr.u32 %r1, %r99, 5; setp.eq.u32 %p1, %r1, 1; @%p1 ret;
     setp.eq.u32 %p2, %r1, 2; @%p2 bra TWO;
