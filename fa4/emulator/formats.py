@@ -123,3 +123,16 @@ def fp8_to_f16_pair(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     low = table[codes & U2(0xFF)].astype(F2).view(U2).astype(U4)
     high = table[codes >> U2(8)].astype(F2).view(U2).astype(U4)
     return (high << U4(16)) | low
+
+
+def decode_words(words: np.ndarray, fmt: str) -> np.ndarray:
+    """uint32 words (..., n) of a matrix operand to float32 elements; integers stay exact."""
+    if fmt == "bf16":
+        return from_bf16(words.view(U2))
+    if fmt == "f16":
+        return from_f16(words.view(U2))
+    if fmt == "tf32":
+        return (words & U4(0xFFFFE000)).view(F4)
+    if fmt in ("e4m3", "e5m2"):
+        return (E4M3 if fmt == "e4m3" else E5M2)[words.view(U1)]
+    return words.view(U1 if fmt == "u8" else np.int8).astype(F4)

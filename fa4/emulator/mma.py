@@ -8,7 +8,7 @@ import numpy as np
 
 from .barriers import OFFSET, barrier_at
 from .errors import TensorMemoryError, UnsupportedInstruction
-from .formats import E4M3, E5M2, from_bf16, from_f16
+from .formats import decode_words, from_f16
 from .matrix_descriptors import MmaShape, decode_instruction, operand_units
 from .tensor_memory import LANES, cta_pair
 from .tma import active_lanes
@@ -94,7 +94,7 @@ class _Product:
             return _operand(cta, self.a, self.rows, shape.a_mn_major, shape, shape.a_format)
         column = self.a & 0xFFFF
         words = np.ascontiguousarray(cta.tensor.words[column : column + 8].T)
-        return _decode(words, shape.a_format)
+        return decode_words(words, shape.a_format)
 
     def _accumulate(self, cta: Cta, product: np.ndarray, position: int) -> None:
         column, n = self.d & 0xFFFF, self.shape.n
@@ -142,21 +142,8 @@ def _operand(cta: Cta, descriptor: int, rows: int, mn_major: bool, shape: MmaSha
     size = shape.element_bytes
     units = operand_units(descriptor, rows, 2, mn_major, size, memory.row_count)
     raw = memory.rows[units]
-    values = _decode(raw.reshape(raw.shape[0], -1), fmt)
+    values = decode_words(raw.reshape(raw.shape[0], -1), fmt)
     return values.T if mn_major else values
-
-
-def _decode(words: np.ndarray, fmt: str) -> np.ndarray:
-    """Rows of uint32 words to rows of float32 elements."""
-    if fmt == "bf16":
-        return from_bf16(words.view(U2))
-    if fmt == "f16":
-        return from_f16(words.view(U2))
-    if fmt == "tf32":
-        return (words & U4(0xFFFFE000)).view(F4)
-    if fmt in ("e4m3", "e5m2"):
-        return (E4M3 if fmt == "e4m3" else E5M2)[words.view(np.uint8)]
-    return words.view(np.uint8 if fmt == "u8" else np.int8).astype(F4)
 
 
 def tensor_commit(w: Team, place, multicast, pair: bool, mask) -> None:

@@ -25,6 +25,7 @@ _COLLECTIVE = (
     "setmaxnreg",
     "ldmatrix",
     "stmatrix",
+    "mma.",
 )
 # Instructions after which the warp may have to wait: they end a block.
 _BLOCKING = (

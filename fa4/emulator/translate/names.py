@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import barriers, bulk_copy, formats, memory_ops, mma, numeric, tensor_memory, tma, warp_ops
+from .. import (
+    barriers,
+    bulk_copy,
+    formats,
+    memory_ops,
+    mma,
+    numeric,
+    tensor_memory,
+    tma,
+    warp_matrix,
+    warp_ops,
+)
 from ..errors import KernelTrap
 from ..special import LOCAL_WINDOW, SHARED_WINDOW
 
@@ -44,6 +55,7 @@ for _module in (
     mma,
     tensor_memory,
     tma,
+    warp_matrix,
     warp_ops,
 ):
     NAMESPACE.update({k: v for k, v in vars(_module).items() if not k.startswith("_")})

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import EmulatorError, UnsupportedInstruction
 from ..ptx.syntax import Instruction, Kernel
-from . import access, compare, floating, integer, moves, tensor, warps  # noqa: F401  (handlers)
+from . import access, compare, floating, integer, matrices, moves, tensor, warps  # noqa: F401  (handlers)
 from .constants import ConstantPool
 from .emitter import Emitter
 from .flow import Block, build_flow
