@@ -46,7 +46,6 @@ class SmemLayouts:
     k: cute.ComposedLayout
     v: cute.ComposedLayout
     o: cute.ComposedLayout
-    p: cute.ComposedLayout  # of P in TMEM: only its shape is used
 
 
 def smem_layouts(plan: Plan) -> SmemLayouts:
@@ -62,7 +61,6 @@ def smem_layouts(plan: Plan) -> SmemLayouts:
         o=sm100.make_smem_layout_epi(
             dtype, LayoutEnum.ROW_MAJOR, (M_TILE, plan.head_dim_v), plan.tuning.o_stages
         ),
-        p=sm100.make_smem_layout_a(mma.pv, pv_tile, dtype, 1),
     )
 
 

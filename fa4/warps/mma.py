@@ -11,7 +11,7 @@ from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import M_TILE, N_BLOCK, Plan
+from fa4.plan import M_TILE, N_BLOCK, Q_TILES, Plan
 from fa4.tiles.bundles import SmemTensors
 from fa4.tiles.layouts import DTYPES, mma_atoms
 from fa4.tiles.umma import (
@@ -44,8 +44,9 @@ class Operands:
 class Mma:
     """S = Q K^T and O += P V for two query tiles in ping-pong.
 
-    S of the next block is issued right after P V of the same query tile: P lies on S, and the
-    tensor core executes in order, so no barrier is needed between the two.
+    S of the next block is issued right after P V of the same query tile although P lies on S: one
+    thread's MMAs execute in order, so P is read before S overwrites it. The PTX ISA promises that
+    order for equal shapes and accumulators only; flash-attn-4 relies on it in the same way.
     Waits: q_loaded, kv_loaded, o_rescaled, p_written, p_tail_written.
     Signals: s_computed, o_accumulated, and the release of q_loaded and kv_loaded.
     Owns: no TMEM columns; issues into S0 S1 O0 O1. Registers: plan.roles["mma"].
@@ -63,7 +64,7 @@ class Mma:
         for number in cutlass.range(first_tile, end, step, unroll=1):
             first, last = work.blocks(work.schedule.decode(number))
             pipes.kv_loaded.wait(ring.index, ring.phase)
-            for t in cutlass.range_constexpr(2):
+            for t in cutlass.range_constexpr(Q_TILES):
                 pipes.q_loaded.wait(t, q_phase)
                 self._qk(x, t, ring.index, pipes)
             pipes.kv_loaded.release(ring.index)
@@ -72,7 +73,7 @@ class Mma:
                 pipes.kv_loaded.wait(ring.index, ring.phase)
                 v_stage = ring.index
                 ring.advance()
-                for t in cutlass.range_constexpr(2):
+                for t in cutlass.range_constexpr(Q_TILES):
                     self._pv(x, t, v_stage, i > 0, phase, pipes)
                     if cutlass.const_expr(t == 0):
                         pipes.kv_loaded.wait(ring.index, ring.phase)
@@ -82,10 +83,10 @@ class Mma:
                 pipes.kv_loaded.release(ring.index)
                 ring.advance()
                 phase ^= 1
-            for t in cutlass.range_constexpr(2):
+            for t in cutlass.range_constexpr(Q_TILES):
                 pipes.q_loaded.release(t)
             pipes.kv_loaded.wait(ring.index, ring.phase)
-            for t in cutlass.range_constexpr(2):
+            for t in cutlass.range_constexpr(Q_TILES):
                 self._pv(x, t, ring.index, last - 1 > first, phase, pipes)
                 pipes.o_accumulated.commit(t)
             pipes.kv_loaded.release(ring.index)
