@@ -45,8 +45,8 @@ class Artifacts:
 def compile_forward(plan: Plan, emulated: bool) -> Callable[..., None]:
     """The host function of the plan's kernel: `function(block, stream)`.
 
-    emulated: load it for the emulator; must then be called inside `fa4.emulator.session`, also for
-    the first time. Otherwise it launches on the current CUDA device.
+    A module stays bound to where it was loaded, so there is one for each place. emulated: load and
+    call it inside `fa4.emulator.session`; otherwise outside of any, on a CUDA device.
     """
     path = object_file(plan)
     if not path.exists():
@@ -98,12 +98,10 @@ def _compile_to(plan: Plan, path: Path) -> None:
 def _fingerprint() -> str:
     """Changes whenever compiled code might: sources of the kernel and version of the compiler."""
     package = Path(__file__).parent
-    sources = sorted(
-        path
-        for folder in (".", "warps", "pipeline", "numerics", "tiles")
-        for path in (package / folder).glob("*.py")
-    )
+    sources = set(package.glob("*.py"))
+    for folder in ("warps", "pipeline", "numerics", "tiles"):
+        sources.update((package / folder).rglob("*.py"))
     digest = hashlib.sha256(version("nvidia-cutlass-dsl").encode())
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(sources):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

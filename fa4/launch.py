@@ -13,6 +13,7 @@ from fa4.arguments import SIZES, ForwardArguments
 from fa4.compile import compile_forward
 from fa4.emulator import BarrierLabel, Labels, current_session, session
 from fa4.host import argument_pointer
+from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan import CHIPS, DTYPE_BYTES, Plan
 from fa4.problem import Problem
@@ -69,9 +70,8 @@ def _arguments(problem: Problem, plan: Plan, tensors: dict[str, torch.Tensor]) -
                 setattr(block, f"{name}_{axis}", stride)
     for size in SIZES:
         setattr(block, size, getattr(problem, size))
-    reach = problem.seqlen_q + problem.seqlen_k  # a longer window is as good as none
-    block.left = min(problem.window_left or 0, reach)
-    block.right = min(problem.window_right or 0, reach)
+    block.left = problem.window_left or 0  # read only when the plan has the bound
+    block.right = problem.window_right or 0
     block.section = heads_per_section(problem, plan)
     # with softcap the kernel's scores are tanh(scale q.k / cap), still to be multiplied by the cap
     cap = problem.softcap or 1.0
@@ -88,10 +88,9 @@ def _pointer(arguments: ForwardArguments) -> object:
 
 def heads_per_section(problem: Problem, plan: Plan) -> int:
     """Query heads whose keys and values fit in half of L2 together; the rest is for Q and O."""
-    group = problem.heads_q // problem.heads_kv
     head_bytes = problem.seqlen_k * (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES
     kv_heads = max(1, CHIPS[plan.arch].l2_bytes // 2 // head_bytes)
-    return min(kv_heads * group, problem.heads_q * problem.batch)
+    return min(kv_heads * problem.group_size, problem.heads_q * problem.batch)
 
 
 def labels(plan: Plan) -> Labels:
@@ -107,4 +106,5 @@ def labels(plan: Plan) -> Labels:
                 mbarriers[smem.empty[edge.name] + MBARRIER_BYTES * stage] = BarrierLabel(
                     f"{edge.name} released", stage, (edge.consumer,), (edge.producer,)
                 )
-    return Labels(warps=tuple(warps), mbarriers=mbarriers)
+    drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
+    return Labels(tuple(warps), mbarriers, {barriers.TMEM_DRAINED: drained})
