@@ -29,7 +29,7 @@ class Forward:
 
     @cute.kernel
     def kernel(self, tma: TmaTensors, mLSE: cute.Tensor, work: Work, scales: Scales) -> None:
-        """See launch.py for the arguments."""
+        """See host.py for the arguments."""
         plan, roles = self.plan, self.plan.roles
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 

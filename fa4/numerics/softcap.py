@@ -14,7 +14,7 @@ TWO_LOG2_E = 2.8853900817779268
 def cap_scores(
     scores: cute.Tensor, span: cutlass.Constexpr[tuple[int, int]], scales: Scales
 ) -> None:
-    """scores[span] -> tanh(softmax scale * scores / cap), in place; scales.log2 holds the cap.
+    """scores[span] -> tanh(scales.softcap * scores), in place; what follows multiplies by the cap.
 
     tanh(y) = 1 - 2 / (1 + e^2y): two MUFU operations and an absolute error of 1e-7, where
     tanh.approx would be off by 5e-4, times the cap.

@@ -14,7 +14,7 @@ class Kind(Enum):
     """What completes the phase of an edge's mbarrier."""
 
     TMA = "TMA"  # bulk copies complete the transaction count that one elected lane announced
-    UMMA = "UMMA"  # tcgen05.commit arrives once all earlier tcgen05 work of the warp is done
+    UMMA = "UMMA"  # tcgen05.commit arrives once all earlier MMAs of the issuing thread are done
     WARPS = "warps"  # one elected lane of every producing warp arrives
 
 

@@ -40,7 +40,11 @@ class TmaTensors:
 
 @dataclass(frozen=True)
 class Scales:
-    """softmax: scale of the scores (natural); log2: the same times log2 e; softcap: 0 is off."""
+    """Factors of the scores that softmax sees: natural (softmax) and times log2 e (log2).
+
+    With softcap those scores are tanh(softcap * q.k) and the factor is the cap; without, `softcap`
+    is not read.
+    """
 
     softmax: Float32
     log2: Float32
