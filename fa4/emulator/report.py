@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .barriers import Mbarrier
+from .ptx.syntax import Instruction
 from .waits import BarrierWait, MbarrierWait, PhaseEntry
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ def deadlock_report(cluster: Cluster, spinning: bool) -> str:
 def _rows(cta: Cta, team: Team, group: Group) -> list[tuple[str, ...]]:
     place = _place(cta, group)
     if group.wait is None:
-        block = cta.translation.blocks[group.pc]
-        what = "the other lanes of its warp" if block.collective else "runs (polling?)"
-        return [_row(cta, team, group.mask, what, "", "", _at(cta, group.pc))]
+        if cta.translation.blocks[group.pc].collective:
+            if any(other.wait is not None for other in team.groups):
+                return []  # lanes that wait for the rest of their warp, which has its own row
+            return [_row(cta, team, group.mask, "the other lanes of its warp", "", "", place)]
+        return [_row(cta, team, group.mask, "runs (polling?)", "", "", place)]
     if isinstance(group.wait, MbarrierWait):
         return [
             _row(cta, team, e.lanes, str(e.barrier), *_mbarrier_state(e), place)
@@ -87,19 +90,30 @@ def _named_state(cta: Cta, barrier) -> tuple[str, str]:
 
 
 def _place(cta: Cta, group: Group) -> str:
-    """The source line of the instruction a group waits in: the end of the block before."""
+    """The instruction in which a group waits (it ends the block before), or stands."""
     block = cta.translation.blocks[group.pc].block
+    index = block.start if group.wait is None else block.start - 1
     instructions = cta.translation.kernel.instructions
-    return _text(instructions[block.start - 1]) if block.start else ""
+    if not 0 <= index < len(instructions):
+        return ""
+    return f"{_source(instructions, index)}PTX line {instructions[index].line}"
 
 
-def _at(cta: Cta, pc: int) -> str:
-    block = cta.translation.blocks[pc].block
-    instructions = cta.translation.kernel.instructions
-    return _text(instructions[block.start]) if block.start < len(instructions) else ""
+def _source(instructions: list[Instruction], index: int) -> str:
+    """The source line, with the last line of another file before it: a helper's user."""
+    location = instructions[index].location
+    if location is None:
+        return ""
+    text = f"{_short(location.file)}:{location.line}"
+    if location.inlined_at is not None:
+        return f"{text} in {_short(location.inlined_at.file)}:{location.inlined_at.line}, "
+    for earlier in range(index - 1, max(index - 200, -1), -1):
+        other = instructions[earlier].location
+        if other is not None and other.line and other.file != location.file:
+            return f"{text} behind {_short(other.file)}:{other.line}, "
+    return f"{text}, "
 
 
-def _text(instruction) -> str:
-    location = instruction.location
-    source = f"{location} " if location else ""
-    return f"{source}(PTX line {instruction.line})"
+def _short(path: str) -> str:
+    """The last two parts of a path."""
+    return "/".join(path.split("/")[-2:])
