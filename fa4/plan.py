@@ -60,7 +60,8 @@ class Tuning:
     registers: tuple[int, int, int]  # per thread: softmax, correction, the other warps
 
 
-# (head dim of Q and K, of V), both padded. Stages fill shared memory: Q, K/V ring, O staging.
+# (head dim of Q and K, of V), both padded. At 128 and (192, 128) Q, the K/V ring and O staging fill
+# shared memory, which decides kv_stages; at 64 and 96 more slots would fit.
 # exp2_emulated balances MUFU against issue slots by instruction counts (bench/results/
 # exp2_share.json has them for every share): at head dims 64 and 96 MUFU is the longest pipe, at 128
 # and more the tensor core is, and each emulated exponential only costs issue slots.
