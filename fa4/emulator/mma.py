@@ -27,21 +27,19 @@ def _core(w: Team, pair: bool) -> tuple:
     return ("tensor core", rank)
 
 
-def tensor_mma(w: Team, kind, pair: bool, d, a_tensor, a, b, descriptor, accumulate, off, mask):
-    """tcgen05.mma: checks its operands, then hands the product to the tensor core."""
+def tensor_mma(w: Team, form: tuple[str, bool, bool], d, a, b, descriptor, control, mask) -> None:
+    """tcgen05.mma: checks its operands, then hands the product to the tensor core.
+
+    `form`: kind, whether a CTA pair works together, whether A is in tensor memory.
+    `control`: the predicate that keeps D, and the disable-output-lane words or None.
+    """
+    kind, pair, _ = form
+    accumulate, off = control
     for lane in active_lanes(w, mask):
         shape = decode_instruction(kind, int(descriptor[lane]), pair)
-        job = _Product(
-            w.cta,
-            shape,
-            pair,
-            int(d[lane]),
-            a_tensor,
-            int(a[lane]),
-            int(b[lane]),
-            bool(accumulate[lane]),
-            [int(word[lane]) for word in off] if off else None,
-        )
+        operands = (int(d[lane]), int(a[lane]), int(b[lane]))
+        disabled = [int(word[lane]) for word in off] if off else []
+        job = _Product(w.cta, shape, form, operands, bool(accumulate[lane]), disabled)
         job.check()
         w.cta.cluster.mmas += 1
         w.cta.cluster.engines.submit(_core(w, pair), job.run, lambda: w.cta.origin(w))
@@ -50,11 +48,14 @@ def tensor_mma(w: Team, kind, pair: bool, d, a_tensor, a, b, descriptor, accumul
 class _Product:
     """One D = A B (+ D) with its operands located."""
 
-    def __init__(self, cta, shape: MmaShape, pair, d, a_tensor, a, b, accumulate, off) -> None:
-        self.cta, self.shape, self.pair, self.accumulate = cta, shape, pair, accumulate
-        self.d, self.a_tensor, self.a, self.b = d, a_tensor, a, b
-        self.off = off if off and any(off) else None
-        self.ctas = cta_pair(cta) if pair else [cta]
+    def __init__(
+        self, cta: Cta, shape: MmaShape, form: tuple, operands: tuple, accumulate: bool, off: list
+    ) -> None:
+        self.cta, self.shape, self.accumulate = cta, shape, accumulate
+        _, self.pair, self.a_tensor = form
+        self.d, self.a, self.b = operands
+        self.off = off if any(off) else None
+        self.ctas = cta_pair(cta) if self.pair else [cta]
         self.rows = shape.m // len(self.ctas)
 
     def check(self) -> None:

@@ -110,10 +110,11 @@ def _mma(emitter: Emitter, instruction: Instruction) -> None:
     if len(rest) != 1:
         raise emitter.unsupported("scale-input-d")
     pair = "cta_group::2" in parts
+    form = (kind[6:], pair, from_tensor_memory)
     emitter.emit(
-        f"tensor_mma(w,{kind[6:]!r},{pair},{emitter.address(accumulator, 'u')},"
-        f"{from_tensor_memory},{left},{emitter.read(b, 'l')},{emitter.read(descriptor, 'u')},"
-        f"{emitter.read(rest[0], 'p')},{disabled},{emitter.mask})"
+        f"tensor_mma(w,{form!r},{emitter.address(accumulator, 'u')},{left},"
+        f"{emitter.read(b, 'l')},{emitter.read(descriptor, 'u')},"
+        f"({emitter.read(rest[0], 'p')},{disabled}),{emitter.mask})"
     )
 
 
