@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-ROW_LIMIT = (
-    2e-2  # relative RMS of the worst row: rounding of P and O to bfloat16 gives 2e-3 to 5e-3
-)
+ROW_LIMIT = 2e-2  # relative RMS of the worst row: rounding P and O to bfloat16 gives 2e-3 to 5e-3
 MAX_SCORES = 1 << 28  # scores held at a time: 1 GiB
+SCORE_JUMP = 160.0  # more than 2^100 = e^69 above any other score
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -60,9 +59,39 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     return out
 
 
-def inputs(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, device: str) -> Tensors:
+@dataclass(frozen=True)
+class Jumps:
+    """Queries whose row maximum jumps by more than 2^100 at key 0, the last that a tile reads.
+
+    A kernel that keeps the maximum of its first blocks must compute such a tile again.
+    share: of all blocks of `rows` queries, those that hold one such query; drawn at random.
+    """
+
+    share: float
+    rows: int
+
+    def apply(self, q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
+        """Change q and k (B, S, H, D) in place: column 0 holds the jumps and nothing else."""
+        batch, length, heads, head_dim = q.shape
+        blocks = max(1, length // self.rows)
+        count = batch * blocks * heads
+        order = torch.randperm(count, generator=generator, device=q.device)
+        drawn = (order < round(self.share * count)).view(batch, blocks, heads)
+        k[..., 0] = 0.0
+        k[:, 0, :, 0] = SCORE_JUMP
+        q[..., 0] = 0.0
+        q[:, : blocks * self.rows : self.rows, :, 0] = drawn * head_dim**0.5
+
+
+def inputs(
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    device: str,
+    jumps: Jumps | None = None,
+) -> Tensors:
     """q, k, v from a normal distribution; the same for every run."""
     generator = torch.Generator(device=device).manual_seed(0)
-    return tuple(
-        torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes
-    )
+    q, k, v = (torch.randn(shape, generator=generator, device=device) for shape in shapes)
+    if jumps:
+        jumps.apply(q, k, generator)
+    return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from bench.hopper import cells, files
+from bench.hopper.accuracy import Jumps
 from bench.hopper.cells import Cell, grid
 from bench.hopper.cuda import CudaDevice
 from bench.hopper.implementations import gemm, implementations
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
         implementations(options.ours_only),
         gemm(cells.GEMM_SIZE, device.name),
         getattr(torch, options.dtype),
+        jumps=Jumps(options.jumps / 100, options.jump_rows) if options.jumps else None,
     )
     for implementation in bench.implementations:
         if implementation.missing:
@@ -40,6 +42,7 @@ def main(argv: list[str]) -> int:
         **files.environment(),
         "command": shlex.join(["python", "-m", "bench", "hopper", *argv]),
         "dtype": options.dtype,
+        "jumps": asdict(bench.jumps) if bench.jumps else None,
         "effort": asdict(bench.effort),
     }
     print(f"{run['gpu']}, {run['date']}, {run['versions']}", flush=True)
@@ -77,6 +80,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="equal heads, and 32 query heads over 8 key/value heads at head dim 128",
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument(
+        "--jumps",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
+        help="of the query blocks get a row whose maximum jumps late: a tile computed twice",
+    )
+    parser.add_argument("--jump-rows", type=int, default=128, help="rows of such a block")
     parser.add_argument("--ours-only", action="store_true", help="no peers")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument(

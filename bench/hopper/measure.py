@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench.hopper import accuracy
-from bench.hopper.accuracy import Tensors
+from bench.hopper.accuracy import Jumps, Tensors
 from bench.hopper.cells import GEMM_SIZE, Cell, tflops
 from bench.hopper.implementations import Implementation
 from bench.hopper.timing import Call, Effort, Samples, Work, estimate_ms, interleave
@@ -77,6 +77,7 @@ class Bench:
     gemm: Call
     dtype: torch.dtype = torch.bfloat16
     effort: Effort = field(default_factory=Effort)
+    jumps: Jumps | None = None
 
     def measure(self, cell: Cell) -> Measurement:
         """Errors of an implementation end up in its outcome.
@@ -85,7 +86,7 @@ class Bench:
         """
         measurement = Measurement(cell, {i.name: Outcome() for i in self.implementations})
         q, kv = ((cell.batch, cell.length, h, cell.head_dim) for h in (cell.heads_q, cell.heads_kv))
-        inputs = accuracy.inputs((q, kv, kv), self.dtype, self.device.name)
+        inputs = accuracy.inputs((q, kv, kv), self.dtype, self.device.name, self.jumps)
         expected = accuracy.reference(*inputs, cell.causal)
         graphs, eager = {}, {}
         for implementation in self.implementations:

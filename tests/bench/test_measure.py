@@ -91,6 +91,18 @@ def test_reference(causal, heads_kv, monkeypatch):
     assert accuracy.error(accuracy.reference(q, k, v, causal), expected.float()).worst_row < 1e-6
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.25, 16), (1.0, 64)])
+def test_jumps_come_last_and_in_the_share_of_blocks(share, expected):
+    shape = (2, 256, 8, 16)
+    jumps = accuracy.Jumps(share, rows=64)
+    q, k, _ = accuracy.inputs((shape, shape, shape), torch.bfloat16, "cpu", jumps)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) / 4
+    jump = (scores[..., 0] - scores[..., 1:].amax(-1)) * 1.4427 > 100  # log2
+    blocks = jump.unflatten(-1, (4, 64))
+    assert not blocks[..., 1:].any()
+    assert blocks.any(-1).sum() == expected
+
+
 def test_one_wrong_row_is_an_error():
     expected = torch.randn(1, 1024, 4, 64)
     out = expected.clone()
