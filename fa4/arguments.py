@@ -16,6 +16,7 @@ INTEGERS = (
     *("left", "right"),  # window
     "section",  # heads that share L2, see TileSchedule
     "num_ctas",  # of the persistent grid
+    "tile_counter",  # address of the counter of TileQueue (Hopper)
 )
 NUMBERS = ("softmax_scale", "scale_log2", "softcap")  # see Scales
 

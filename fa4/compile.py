@@ -25,7 +25,7 @@ from cutlass.cute.runtime import load_module
 from fa4.emulator import keep_ptx
 from fa4.emulator.hook import compile_target
 from fa4.host import ForwardHost, argument_pointer
-from fa4.plan import Plan
+from fa4.plan_base import BasePlan
 
 logger = logging.getLogger("fa4")
 
@@ -42,7 +42,7 @@ class Artifacts:
 
 
 @cache
-def compile_forward(plan: Plan, emulated: bool) -> Callable[..., None]:
+def compile_forward(plan: BasePlan, emulated: bool) -> Callable[..., None]:
     """The host function of the plan's kernel: `function(block, stream)`.
 
     A module stays bound to where it was loaded, so there is one for each place. emulated: load and
@@ -54,7 +54,7 @@ def compile_forward(plan: Plan, emulated: bool) -> Callable[..., None]:
     return load_module(str(path))[ENTRY]
 
 
-def object_file(plan: Plan) -> Path:
+def object_file(plan: BasePlan) -> Path:
     """Where the compiled plan lies on disk, or will."""
     digest = hashlib.sha256("\n".join((plan.key(), _fingerprint())).encode()).hexdigest()
     return cache_dir() / f"{plan.name}_{digest[:24]}.o"
@@ -67,7 +67,7 @@ def cache_dir() -> Path:
 
 
 @cache
-def artifacts(plan: Plan) -> Artifacts:
+def artifacts(plan: BasePlan) -> Artifacts:
     """PTX and cubin of a plan, with line information (which does not change the machine code)."""
     with tempfile.TemporaryDirectory(prefix="fa4-artifacts-") as folder:
         options = f"--keep-ptx --keep-cubin --generate-line-info --dump-dir={folder}"
@@ -75,7 +75,7 @@ def artifacts(plan: Plan) -> Artifacts:
         return Artifacts(plan.name, compiled.__ptx__, compiled.__cubin__)
 
 
-def _compile(plan: Plan, options: str) -> Callable[..., None]:
+def _compile(plan: BasePlan, options: str) -> Callable[..., None]:
     logger.info("compiling %s", plan.name)
     with ExitStack() as stack:
         stack.enter_context(compile_target(plan.arch))
@@ -85,7 +85,7 @@ def _compile(plan: Plan, options: str) -> Callable[..., None]:
         )
 
 
-def _compile_to(plan: Plan, path: Path) -> None:
+def _compile_to(plan: BasePlan, path: Path) -> None:
     """Compile and publish in one rename: no process ever sees half a file."""
     compiled = _compile(plan, "--generate-line-info")
     path.parent.mkdir(parents=True, exist_ok=True)

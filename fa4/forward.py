@@ -9,7 +9,7 @@ from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from fa4.pipeline.check import Ledger
-from fa4.pipeline.pipes import build_pipes, init_barriers
+from fa4.pipeline.pipes import Pipes, build_pipes, init_barriers
 from fa4.plan import Plan
 from fa4.tiles.bundles import Scales, TmaTensors, carve
 from fa4.tiles.layouts import smem_layouts
@@ -36,14 +36,14 @@ class Forward:
         smem_map = plan.smem()
         base = SmemAllocator().allocate(smem_map.nbytes, byte_alignment=1024)
         ledger = Ledger()
-        pipes = build_pipes(plan.edges(), smem_map, base, ledger)
+        pipes = build_pipes(plan, Pipes, base, ledger)
         layouts = smem_layouts(plan)
         smem = carve(plan, layouts, smem_map, base)
         tmem_address = cute.recast_ptr(base + smem_map.tiles["tmem_address"], dtype=Int32)
 
         if warp == roles["load"].first:
             with cute.arch.elect_one():
-                init_barriers(pipes, plan.warps_per_stage())
+                init_barriers(pipes, plan)
             cute.arch.mbarrier_init_fence()
         if warp == roles["mma"].first:
             cute.arch.alloc_tmem(plan.tmem().allocated, tmem_address)

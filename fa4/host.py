@@ -13,12 +13,15 @@ from cutlass.cute.runtime import make_ptr
 
 from fa4.arguments import INTEGERS, NUMBERS
 from fa4.forward import Forward
-from fa4.plan import N_BLOCK, Plan
+from fa4.hopper import HopperForward
+from fa4.plan_base import BasePlan
+from fa4.plan_hopper import HopperPlan
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import Scales, TmaTensor, TmaTensors
+from fa4.tiles.hopper_layouts import hopper_layouts
 from fa4.tiles.layouts import DTYPES, mma_atoms, smem_layouts
 from fa4.tiles.scheduler import TileSchedule
-from fa4.warps.work import CTA_ROWS, Work
+from fa4.warps.work import Work
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class ArgumentReader:
 class ForwardHost:
     """`__call__` is what gets compiled."""
 
-    plan: Plan
+    plan: BasePlan
 
     @cute.jit
     def __call__(self, block: cute.Pointer, stream: cuda.CUstream) -> None:
@@ -75,46 +78,78 @@ class ForwardHost:
             right=read.int32("right"),
             left_bound=self.plan.left_bound,
             right_bound=self.plan.right_bound,
-            n_block=N_BLOCK,
+            n_block=self.plan.n_block,
         )
         schedule = TileSchedule(
-            num_m=(visibility.seqlen_q + CTA_ROWS - 1) // CTA_ROWS,
+            num_m=(visibility.seqlen_q + self.plan.cta_rows - 1) // self.plan.cta_rows,
             heads=read.int32("heads_q"),
             heads_kv=read.int32("heads_kv"),
             batch=read.int32("batch"),
             section=read.int32("section"),
-            longest_first=self.plan.right_bound and not self.plan.left_bound,
+            longest_first=self.plan.longest_first,
         )
         scales = Scales(
             softmax=read.float32("softmax_scale"),
             log2=read.float32("scale_log2"),
             softcap=read.float32("softcap"),
         )
-        kernel = Forward(self.plan).kernel
+        work, tensors = Work(schedule, visibility), self._tensors(read)
+        copies, lse = self._copies(*tensors), self._lse(read)
+        if cutlass.const_expr(isinstance(self.plan, HopperPlan)):
+            counter = read.pointer("tile_counter", Int32, 4)
+            self._launch(
+                HopperForward(self.plan).kernel, (copies, lse, counter, work, scales), read, stream
+            )
+        else:
+            self._launch(Forward(self.plan).kernel, (copies, lse, work, scales), read, stream)
+
+    def _launch(
+        self, kernel: object, arguments: tuple, read: ArgumentReader, stream: cuda.CUstream
+    ) -> None:
         # With "cutlass" in its entry name ptxas generates different code
         kernel.set_name_prefix(self.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        kernel(self._copies(read), self._lse(read), Work(schedule, visibility), scales).launch(
-            grid=[cutlass.min(schedule.num_tiles, read.int32("num_ctas")), 1, 1],
+        work = arguments[-2]
+        kernel(*arguments).launch(
+            grid=[cutlass.min(work.schedule.num_tiles, read.int32("num_ctas")), 1, 1],
             block=[self.plan.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
         )
 
-    def _copies(self, read: ArgumentReader) -> TmaTensors:
-        plan, dtype = self.plan, DTYPES[self.plan.dtype]
-        mma, layouts = mma_atoms(plan), smem_layouts(plan)
+    def _tensors(self, read: ArgumentReader) -> tuple[cute.Tensor, ...]:
+        """Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B) and O (Sq, Dv, H, B)."""
+        dtype = DTYPES[self.plan.dtype]
         mQ = read.tensor("q", ("seqlen_q", "head_dim", "heads_q", "batch"), dtype)
         mK = read.tensor("k", ("seqlen_k", "head_dim", "heads_kv", "batch"), dtype)
         mV = read.tensor("v", ("seqlen_k", "head_dim_v", "heads_kv", "batch"), dtype)
         mV = cute.make_tensor(mV.iterator, cute.select(mV.layout, mode=[1, 0, 2, 3]))
         mO = read.tensor("o", ("seqlen_q", "head_dim_v", "heads_q", "batch"), dtype)
+        return mQ, mK, mV, mO
+
+    def _copies(
+        self, mQ: cute.Tensor, mK: cute.Tensor, mV: cute.Tensor, mO: cute.Tensor
+    ) -> TmaTensors:
+        plan = self.plan
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        o_layout = cute.select(layouts.o, mode=[0, 1])
+
+        def boxes(op: object, tensor: cute.Tensor, layout: object, box: tuple) -> TmaTensor:
+            one = cute.select(layout, mode=[0, 1])
+            return _copy(cpasync.make_tiled_tma_atom(op, tensor, one, box))
+
+        if isinstance(plan, HopperPlan):
+            layouts = hopper_layouts(plan)
+            return TmaTensors(
+                q=boxes(load, mQ, layouts.q, plan.q_box),
+                k=boxes(load, mK, layouts.k, plan.k_box),
+                v=boxes(load, mV, layouts.v, plan.v_box),
+                o=boxes(store, mO, layouts.o, plan.o_box),
+            )
+        mma, layouts = mma_atoms(plan), smem_layouts(plan)
         return TmaTensors(
             q=_copy(make_tiled_tma_atom_A(load, mQ, layouts.q, plan.qk_tile, mma.qk)),
             k=_copy(make_tiled_tma_atom_B(load, mK, layouts.k, plan.qk_tile, mma.qk)),
             v=_copy(make_tiled_tma_atom_B(load, mV, layouts.v, plan.pv_tile, mma.pv)),
-            o=_copy(cpasync.make_tiled_tma_atom(store, mO, o_layout, plan.o_box)),
+            o=boxes(store, mO, layouts.o, plan.o_box),
         )
 
     def _lse(self, read: ArgumentReader) -> cute.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from contextlib import ExitStack
+from functools import cache
 
 import cuda.bindings.driver as cuda
 import torch
@@ -15,13 +16,14 @@ from fa4.emulator import BarrierLabel, Labels, current_session, session
 from fa4.host import argument_pointer
 from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
-from fa4.plan import CHIPS, DTYPE_BYTES, Plan
+from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
+from fa4.plan_hopper import HopperPlan
 from fa4.problem import Problem
 
 
 def forward(
     problem: Problem,
-    plan: Plan,
+    plan: BasePlan,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -34,6 +36,8 @@ def forward(
     float32 and contiguous. Bases and all strides but the last (1) are multiples of 16 bytes.
     """
     tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse}
+    if isinstance(plan, HopperPlan):
+        tensors["tile_counter"] = _tile_counter(q.device)
     arguments = _arguments(problem, plan, tensors)
     if q.device.type == "cuda":
         _launch_native(plan, arguments, q.device)
@@ -41,7 +45,7 @@ def forward(
         _launch_emulated(plan, arguments, tensors)
 
 
-def _launch_native(plan: Plan, arguments: ForwardArguments, device: torch.device) -> None:
+def _launch_native(plan: BasePlan, arguments: ForwardArguments, device: torch.device) -> None:
     with torch.cuda.device(device):
         arguments.num_ctas = torch.cuda.get_device_properties(device).multi_processor_count
         stream = cuda.CUstream(torch.cuda.current_stream(device).cuda_stream)
@@ -49,22 +53,24 @@ def _launch_native(plan: Plan, arguments: ForwardArguments, device: torch.device
 
 
 def _launch_emulated(
-    plan: Plan, arguments: ForwardArguments, tensors: dict[str, torch.Tensor]
+    plan: BasePlan, arguments: ForwardArguments, tensors: dict[str, torch.Tensor]
 ) -> None:
     """In the innermost open session, or in one of its own with the default schedule."""
     with ExitStack() as stack:
-        here = current_session() or stack.enter_context(session())
+        here = current_session() or stack.enter_context(session(arch=plan.arch))
         stack.enter_context(here.lend(tensors, labels(plan)))
         arguments.num_ctas = here.device.num_sms
         compile_forward(plan, emulated=True)(_pointer(arguments), cuda.CUstream(0))
 
 
-def _arguments(problem: Problem, plan: Plan, tensors: dict[str, torch.Tensor]) -> ForwardArguments:
+def _arguments(
+    problem: Problem, plan: BasePlan, tensors: dict[str, torch.Tensor]
+) -> ForwardArguments:
     """Everything but the size of the grid, which depends on the device."""
     block = ForwardArguments()
     for name, tensor in tensors.items():
         setattr(block, name, tensor.data_ptr())
-        if name != "lse":
+        if name in "qkvo":
             strides = dict(zip(("batch", "row", "head"), tensor.stride()[:3], strict=True))
             for axis, stride in strides.items():
                 setattr(block, f"{name}_{axis}", stride)
@@ -82,18 +88,29 @@ def _arguments(problem: Problem, plan: Plan, tensors: dict[str, torch.Tensor]) -
     return block
 
 
+def _tile_counter(device: torch.device) -> torch.Tensor:
+    """A zero that every launch leaves behind as a zero; one per stream, as launches overlap."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _counter(device, stream)
+
+
+@cache
+def _counter(device: torch.device, stream: int) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
 def _pointer(arguments: ForwardArguments) -> object:
     return argument_pointer(ctypes.addressof(arguments))
 
 
-def heads_per_section(problem: Problem, plan: Plan) -> int:
+def heads_per_section(problem: Problem, plan: BasePlan) -> int:
     """Query heads whose keys and values fit in half of L2 together; the rest is for Q and O."""
     head_bytes = problem.seqlen_k * (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES
     kv_heads = max(1, CHIPS[plan.arch].l2_bytes // 2 // head_bytes)
     return min(kv_heads * problem.group_size, problem.heads_q * problem.batch)
 
 
-def labels(plan: Plan) -> Labels:
+def labels(plan: BasePlan) -> Labels:
     """Names of warps and barriers for the emulator's reports, from the plan's table of edges."""
     warps = [name for name, role in plan.roles.items() for _ in range(role.warps)]
     smem, mbarriers = plan.smem(), {}

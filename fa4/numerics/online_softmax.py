@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Boolean, Float32
 
 from fa4.numerics.exp2 import exp2_fma, exp2_mufu
 from fa4.numerics.pairs import Pair, PairMath
@@ -73,6 +73,24 @@ class RunningMax:
         """Whether the pair at key i of a block runs on FMA units: by its place alone."""
         pairs, pair = self.exp2_emulated // 2, i // 2
         return (pair + 1) * pairs // 64 > pair * pairs // 64
+
+
+@dataclass(frozen=True)
+class FixedReference:
+    """The strategy that freezes the reference after the first blocks: no maximum, no rescale.
+
+    O / l is right for any reference as long as nothing overflows, which is seen in the end. P in
+    bfloat16 has the exponents of float32: the reference may lag by about 2^100.
+    """
+
+    limit: float = 2.0**100
+
+    @cute.jit
+    def holds(self, row: RowState, sees_a_key: Boolean) -> Boolean:
+        """Whether the row came out right: a finite sum, and a reference taken from a key."""
+        in_range = row.total < self.limit  # false for NaN
+        has_reference = row.maximum != -Float32.inf
+        return in_range & (has_reference | ~sees_a_key)
 
 
 @dataclass(frozen=True)

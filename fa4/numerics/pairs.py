@@ -1,4 +1,4 @@
-"""Arithmetic on pairs of float32: one packed instruction on Blackwell, two scalar ones on Hopper."""
+"""Arithmetic on pairs of float32: a packed instruction on Blackwell, two scalar ones on Hopper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PairMath:
         """a * b + c."""
         if self.packed:
             return cute.arch.fma_packed_f32x2(a, b, c)
-        return a[0] * b[0] + c[0], a[1] * b[1] + c[1]
+        return cute.math.fma(a[0], b[0], c[0]), cute.math.fma(a[1], b[1], c[1])
 
     def mul(self, a: Pair, b: Pair) -> Pair:
         """a * b."""

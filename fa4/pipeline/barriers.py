@@ -1,3 +1,4 @@
 """Named-barrier ids. Id 0 belongs to `__syncthreads`."""
 
 TMEM_DRAINED = 2  # correction and MMA warps: nothing reads tensor memory any more
+WARPGROUP = 3  # and the following ids: the threads of one of Hopper's consumer warpgroups

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fa4.pipeline.edges import Edge
-from fa4.plan import Plan
+from fa4.plan_base import BasePlan
 
 HEADER = ("edge", "from", "to", "by", "stages", "arrivals", "released by", "when")
 
 
-def render(plan: Plan) -> str:
+def render(plan: BasePlan) -> str:
     """One line per edge, then the warps of each role and the map of tensor memory."""
-    rows = [HEADER, *(_row(edge, plan.warps_per_stage()) for edge in plan.edges())]
+    rows = [HEADER, *(_row(edge, plan) for edge in plan.edges())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -19,20 +19,22 @@ def render(plan: Plan) -> str:
     roles = ", ".join(
         f"{name} {_warps(role.first, role.warps)}" for name, role in plan.roles.items()
     )
-    return "\n".join([*lines, "", f"warps: {roles}", f"tensor memory: {plan.tmem().describe()}"])
+    notes = [f"warps: {roles}", *plan.notes()]
+    return "\n".join([*lines, "", *notes])
 
 
-def _row(edge: Edge, warps: dict[str, int]) -> tuple[str, ...]:
+def _row(edge: Edge, plan: BasePlan) -> tuple[str, ...]:
     release = edge.released_by
     if edge.has_release:
-        release = f"{edge.consumer}, {edge.release_count(warps)} x {release}"
+        count = edge.release_count(plan.warps_per_stage(), plan.q_tiles)
+        release = f"{edge.consumer}, {count} x {release}"
     return (
         edge.name,
         edge.producer,
         edge.consumer,
         edge.kind.value,
         str(edge.stages),
-        str(edge.arrive_count(warps)),
+        str(edge.arrive_count(plan.warps_per_stage())),
         release,
         edge.meaning,
     )

@@ -26,6 +26,7 @@ class Edge:
     released_by: how the producer learns that it may produce again. `"commit"` and `"warps"` are a
         second mbarrier per stage, arrived on by the consumer with tcgen05.commit or with one
         elected lane per warp; any other value names the edge whose completion implies it.
+    shared: whether the consumers of all query tiles take part in each stage, not those of one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Edge:
     stages: int
     released_by: str
     meaning: str
+    shared: bool = False
 
     @property
     def has_release(self) -> bool:
@@ -42,12 +44,13 @@ class Edge:
         return self.released_by in ("commit", "warps")
 
     def arrive_count(self, warps: dict[str, int]) -> int:
-        """Arrivals that complete the phase; `warps` maps a role to the warps acting per stage."""
+        """Arrivals that complete the phase; `warps` maps a role to its warps per query tile."""
         return warps[self.producer] if self.kind is Kind.WARPS else 1
 
-    def release_count(self, warps: dict[str, int]) -> int:
+    def release_count(self, warps: dict[str, int], q_tiles: int) -> int:
         """Arrivals that hand the stage back; see `arrive_count`."""
-        return warps[self.consumer] if self.released_by == "warps" else 1
+        tiles = q_tiles if self.shared else 1
+        return warps[self.consumer] * tiles if self.released_by == "warps" else 1
 
 
 def forward_edges(kv_stages: int, o_stages: int) -> tuple[Edge, ...]:
@@ -65,5 +68,18 @@ def forward_edges(kv_stages: int, o_stages: int) -> tuple[Edge, ...]:
         ("total_written", "softmax", "correction", warps, 2, "warps", "the row sums are final"),
         ("o_accumulated", "mma", "correction", umma, 2, "o_rescaled", "O is complete in TMEM"),
         ("o_written", "correction", "epilogue", warps, o_stages, "warps", "O / l is in smem"),
+    )
+    return tuple(Edge(*row) for row in rows)
+
+
+def hopper_edges(kv_stages: int, q_tiles: int) -> tuple[Edge, ...]:
+    """Edges of the Hopper forward kernel; each query tile belongs to one consumer warpgroup."""
+    tma, warps = Kind.TMA, Kind.WARPS
+    rows = (
+        # name, producer, consumer, kind, stages, released by, meaning, shared
+        ("tile_assigned", "load", "attend", warps, 2, "warps", "the next work tile is known", True),
+        ("q_loaded", "load", "attend", tma, q_tiles, "warps", "a query tile is in smem", False),
+        ("k_loaded", "load", "attend", tma, kv_stages, "warps", "a K block is in its ring", True),
+        ("v_loaded", "load", "attend", tma, kv_stages, "warps", "a V block is in its ring", True),
     )
     return tuple(Edge(*row) for row in rows)

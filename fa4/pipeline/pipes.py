@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from fa4.pipeline.check import Ledger
 from fa4.pipeline.edges import Edge, Kind
-from fa4.pipeline.storage import SharedMemoryMap
+from fa4.plan_base import BasePlan
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,17 @@ class Pipe:
         self.ledger.note(self.edge, action, by=self.role, belongs_to=role)
 
 
+class PipeSet:
+    """All edges of a kernel by name; subclasses are frozen dataclasses with a field per edge."""
+
+    def seen_by(self, role: str) -> PipeSet:
+        """The same edges, bound to the role that is about to be traced."""
+        return type(self)(**{name: replace(p, role=role) for name, p in vars(self).items()})
+
+
 @dataclass(frozen=True)
-class Pipes:
-    """All edges of the forward kernel, by name."""
+class Pipes(PipeSet):
+    """Edges of the Blackwell forward kernel."""
 
     q_loaded: Pipe
     kv_loaded: Pipe
@@ -94,20 +102,25 @@ class Pipes:
     o_accumulated: Pipe
     o_written: Pipe
 
-    def seen_by(self, role: str) -> Pipes:
-        """The same edges, bound to the role that is about to be traced."""
-        return Pipes(**{name: replace(pipe, role=role) for name, pipe in vars(self).items()})
+
+@dataclass(frozen=True)
+class HopperPipes(PipeSet):
+    """Edges of the Hopper forward kernel."""
+
+    tile_assigned: Pipe
+    q_loaded: Pipe
+    k_loaded: Pipe
+    v_loaded: Pipe
 
 
-def build_pipes(
-    edges: tuple[Edge, ...], smem_map: SharedMemoryMap, smem: cute.Pointer, ledger: Ledger
-) -> Pipes:
+def build_pipes(plan: BasePlan, kind: type[PipeSet], smem: cute.Pointer, ledger: Ledger) -> PipeSet:
     """Pointers to each edge's mbarriers in the shared memory that starts at `smem`."""
+    smem_map = plan.smem()
 
     def at(offset: int | None) -> cute.Pointer | None:
         return None if offset is None else cute.recast_ptr(smem + offset, dtype=Int64)
 
-    return Pipes(
+    return kind(
         **{
             edge.name: Pipe(
                 edge=edge,
@@ -116,15 +129,17 @@ def build_pipes(
                 role="nobody",
                 ledger=ledger,
             )
-            for edge in edges
+            for edge in plan.edges()
         }
     )
 
 
-def init_barriers(pipes: Pipes, warps: dict[str, int]) -> None:
+def init_barriers(pipes: PipeSet, plan: BasePlan) -> None:
     """Set every arrive count; for one thread. A fence and a CTA barrier must follow."""
+    warps = plan.warps_per_stage()
     for pipe in vars(pipes).values():
         for stage in range(pipe.edge.stages):
             cute.arch.mbarrier_init(pipe.full + stage, pipe.edge.arrive_count(warps))
             if pipe.empty is not None:
-                cute.arch.mbarrier_init(pipe.empty + stage, pipe.edge.release_count(warps))
+                releases = pipe.edge.release_count(warps, plan.q_tiles)
+                cute.arch.mbarrier_init(pipe.empty + stage, releases)

@@ -29,6 +29,21 @@ class TmaTensor:
 
 
 @dataclass(frozen=True)
+class Source:
+    """One operand of a work tile: its copy, and the partitions (copy, stage) and (copy, tile)."""
+
+    copy: TmaTensor
+    smem: cute.Tensor
+    gmem: cute.Tensor
+
+    def load(self, tile: Int32, stage: Int32 | int, mbarrier: cute.Pointer) -> None:
+        """Bring one tile into one stage; its bytes complete the mbarrier."""
+        cute.copy(
+            self.copy.atom, self.gmem[None, tile], self.smem[None, stage], tma_bar_ptr=mbarrier
+        )
+
+
+@dataclass(frozen=True)
 class TmaTensors:
     """Q (Sq, D, H, B), K (Sk, D, Hk, B), V (Dv, Sk, Hk, B) and O (Sq, Dv, H, B)."""
 

@@ -11,18 +11,9 @@ from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_stat
 
 from fa4.pipeline.pipes import Pipes
 from fa4.plan import Q_TILES, Plan
-from fa4.tiles.bundles import SmemTensors, TmaTensor, TmaTensors
+from fa4.tiles.bundles import SmemTensors, Source, TmaTensor, TmaTensors
 from fa4.tiles.layouts import mma_atoms
 from fa4.warps.work import Work
-
-
-@dataclass(frozen=True)
-class Source:
-    """One operand: its copy, and the partitions (copy, stage) and (copy, tile)."""
-
-    copy: TmaTensor
-    smem: cute.Tensor
-    gmem: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -75,12 +66,7 @@ class Load:
     ) -> None:
         pipes.q_loaded.acquire(stage, phase)
         mbarrier = pipes.q_loaded.expect(stage, self.plan.q_tile_bytes)
-        cute.copy(
-            q.copy.atom,
-            q.gmem[None, m * Q_TILES + stage],
-            q.smem[None, stage],
-            tma_bar_ptr=mbarrier,
-        )
+        q.load(m * Q_TILES + stage, stage, mbarrier)
 
     @cute.jit
     def _load_kv(
@@ -93,12 +79,7 @@ class Load:
     ) -> PipelineState:
         pipes.kv_loaded.acquire(ring.index, ring.phase)
         mbarrier = pipes.kv_loaded.expect(ring.index, nbytes)
-        cute.copy(
-            source.copy.atom,
-            source.gmem[None, block],
-            source.smem[None, ring.index],
-            tma_bar_ptr=mbarrier,
-        )
+        source.load(block, ring.index, mbarrier)
         ring.advance()
         return ring
 

@@ -11,7 +11,7 @@ from fa4.plan import M_TILE, Q_TILES
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.scheduler import TileSchedule, WorkTile
 
-CTA_ROWS = Q_TILES * M_TILE
+CTA_ROWS = Q_TILES * M_TILE  # of a Blackwell CTA
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def test_too_many_registers_are_refused() -> None:
 
 
 def test_unknown_architecture_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"arch='sm_80'.*available: sm_100a, sm_103a"):
+    with pytest.raises(ValueError, match=r"arch='sm_80'.*available: sm_90a, sm_100a, sm_103a"):
         plan_forward(problem(), arch="sm_80")
 
 

@@ -1,0 +1,176 @@
+"""What a plan is on every architecture: tile shapes, sizes, and what it must fit into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa4.pipeline.edges import Edge
+from fa4.pipeline.storage import SharedMemoryMap
+
+DTYPE_BYTES = 2  # bfloat16 and float16
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a plan must fit into. Source: CUDA programming guide, PTX ISA."""
+
+    smem_bytes: int  # per CTA
+    registers: int  # per SM
+    l2_bytes: int
+
+
+CHIPS = {
+    "sm_90a": Chip(smem_bytes=232448, registers=65536, l2_bytes=50 << 20),  # H100, H200
+    "sm_100a": Chip(smem_bytes=232448, registers=65536, l2_bytes=126 << 20),  # B200
+    "sm_103a": Chip(smem_bytes=232448, registers=65536, l2_bytes=126 << 20),  # B300
+}
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warps [first, end) run one role with `registers` per thread."""
+
+    first: int
+    warps: int
+    registers: int
+
+    @property
+    def end(self) -> int:
+        """First warp after the role's."""
+        return self.first + self.warps
+
+
+@dataclass(frozen=True)
+class BasePlan:
+    """All that the compiler must know. Two calls with equal plans share one compiled kernel.
+
+    An architecture adds its tuning, and says how many query tiles of how many rows a CTA has, how
+    many keys a block, and which warps run which role.
+    """
+
+    arch: str
+    dtype: str
+    head_dim: int  # of Q and K in shared memory, padded to what the MMA and the swizzle need
+    head_dim_v: int
+    right_bound: bool  # keys right of a row's bound are hidden: causal or a right window
+    left_bound: bool  # keys left of a row's bound are hidden: a left window
+    softcap: bool
+    rescale_threshold: float  # log2 units: O is rescaled when a row maximum grew by more; 0 always
+
+    q_tiles = m_tile = n_block = 0
+
+    def key(self) -> str:
+        """Names the compiled kernel: equal keys, equal code."""
+        return repr(self)
+
+    @property
+    def name(self) -> str:
+        """Entry name of the kernel, for profilers."""
+        dims = f"d{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            dims += f"_dv{self.head_dim_v}"
+        options = {"right": self.right_bound, "left": self.left_bound, "softcap": self.softcap}
+        return "_".join(
+            ["fa4_fwd", dims, self.dtype, *(name for name, on in options.items() if on)]
+        )
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Warps and registers by role. setmaxnreg acts on warpgroups: 4 warps share a budget."""
+        raise NotImplementedError
+
+    def edges(self) -> tuple[Edge, ...]:
+        """The pipeline edges of this plan's kernel."""
+        raise NotImplementedError
+
+    def smem(self) -> SharedMemoryMap:
+        """Offsets in shared memory."""
+        raise NotImplementedError
+
+    def warps_per_stage(self) -> dict[str, int]:
+        """Warps of a role that act on one stage of an edge."""
+        raise NotImplementedError
+
+    def notes(self) -> list[str]:
+        """Lines about memory that the diagram adds."""
+        return []
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * max(role.end for role in self.roles.values())
+
+    @property
+    def cta_rows(self) -> int:
+        """Query rows of one CTA's tile."""
+        return self.q_tiles * self.m_tile
+
+    @property
+    def qk_tile(self) -> tuple[int, int, int]:
+        """(M, N, K) of S = Q K^T."""
+        return (self.m_tile, self.n_block, self.head_dim)
+
+    @property
+    def pv_tile(self) -> tuple[int, int, int]:
+        """(M, N, K) of O += P V."""
+        return (self.m_tile, self.head_dim_v, self.n_block)
+
+    @property
+    def q_box(self) -> tuple[int, int]:
+        """(rows, columns) of a query tile."""
+        return (self.m_tile, self.head_dim)
+
+    @property
+    def k_box(self) -> tuple[int, int]:
+        """(rows, columns) of a key block."""
+        return (self.n_block, self.head_dim)
+
+    @property
+    def v_box(self) -> tuple[int, int]:
+        """(columns, rows) of a value block: V is the B operand of P V, whose N comes first."""
+        return (self.head_dim_v, self.n_block)
+
+    @property
+    def o_box(self) -> tuple[int, int]:
+        """(rows, columns) of an output tile."""
+        return (self.m_tile, self.head_dim_v)
+
+    @property
+    def q_tile_bytes(self) -> int:
+        """One query tile."""
+        return self.m_tile * self.head_dim * DTYPE_BYTES
+
+    @property
+    def k_block_bytes(self) -> int:
+        """One block of keys."""
+        return self.n_block * self.head_dim * DTYPE_BYTES
+
+    @property
+    def v_block_bytes(self) -> int:
+        """One block of values."""
+        return self.n_block * self.head_dim_v * DTYPE_BYTES
+
+    @property
+    def o_tile_bytes(self) -> int:
+        """One output tile."""
+        return self.m_tile * self.head_dim_v * DTYPE_BYTES
+
+    @property
+    def longest_first(self) -> bool:
+        """Whether late tiles are longer: rows see all keys up to their own."""
+        return self.right_bound and not self.left_bound
+
+    def check(self) -> None:
+        """Raise ValueError when the plan does not fit the chip."""
+        chip = CHIPS[self.arch]
+        nbytes = self.smem().nbytes
+        if nbytes > chip.smem_bytes:
+            raise ValueError(f"{self.name}: {nbytes=} of shared memory, {chip.smem_bytes} allowed")
+        registers = sum(32 * role.warps * role.registers for role in self.roles.values())
+        if registers > chip.registers:
+            raise ValueError(f"{self.name}: {registers=}, {chip.registers} allowed")
+
+
+def padded(dim: int, available: tuple[int, ...]) -> int:
+    """The next head dim that there are MMA shapes and swizzles for; TMA fills up with zeros."""
+    return next(size for size in available if size >= dim)

@@ -1,0 +1,1 @@
+"""Roles of the Hopper kernel."""

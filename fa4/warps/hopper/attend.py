@@ -1,0 +1,404 @@
+"""Attend role on Hopper: a warpgroup computes 64 query rows, from S = Q K^T to the stored O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers as sm90
+
+from fa4.numerics.mask import CHUNK, BlockMask, hide
+from fa4.numerics.online_softmax import (
+    FixedReference,
+    RowState,
+    RunningMax,
+    inverse_total,
+    log_sum_exp,
+    new_row,
+    row_maximum,
+    row_total,
+)
+from fa4.numerics.pairs import PairMath
+from fa4.numerics.softcap import cap_scores
+from fa4.pipeline import barriers
+from fa4.pipeline.pipes import HopperPipes
+from fa4.plan_hopper import HopperPlan
+from fa4.tiles.bundles import Scales, TmaTensors
+from fa4.tiles.hopper_bundles import HopperSmem
+from fa4.tiles.hopper_layouts import pv_mma, qk_mma
+from fa4.tiles.layouts import DTYPES
+from fa4.tiles.scheduler import WorkTile
+from fa4.tiles.tile_queue import END, SLOTS, TileQueue
+from fa4.warps.work import Work
+
+ROWS_PER_THREAD = 2  # of a wgmma accumulator: lane / 4 and lane / 4 + 8 of the warp's 16 rows
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Registers of one thread: scores and output in float32, P as the A operand of P V."""
+
+    s: cute.Tensor  # ((2, 2, n_block / 8), 1, 1)
+    o: cute.Tensor  # ((2, 2, Dv / 8), 1, 1)
+    p: cute.Tensor  # ((2, 2, 2), 1, n_block / 16)
+
+    def row(self, accumulator: cute.Tensor, r: int) -> cute.Tensor:
+        """The thread's elements of its row r: pairs of columns, 8 apart."""
+        pairs = cute.size(accumulator) // 4
+        layout = cute.make_layout((2, pairs), stride=(1, 4))
+        return cute.make_tensor(accumulator.iterator + 2 * r, layout)
+
+
+@dataclass(frozen=True)
+class Row:
+    """State of the thread's rows: (ROWS_PER_THREAD,) each; `total` is this thread's part."""
+
+    maximum: cute.Tensor
+    total: cute.Tensor
+    factor: cute.Tensor  # that O must be multiplied by
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a thread is: its warpgroup's query tile, its first query row, the tile's blocks."""
+
+    t: Int32
+    thread: Int32  # within the warpgroup
+    query: Int32
+    tile: WorkTile
+
+
+@dataclass(frozen=True)
+class Attend:
+    """One query tile per warpgroup: S, online softmax, O += P V, O / l, LSE.
+
+    P V of a block runs while the exponentials of the next are taken; no wgmma is in flight across
+    the end of an iteration, since ptxas would serialise all of them.
+    Waits: tile_assigned, q_loaded, k_loaded, v_loaded. Signals: the release of each.
+    Owns: its rows of sO. Registers: plan.roles["attend"].
+    """
+
+    plan: HopperPlan
+
+    @property
+    def strategy(self) -> RunningMax:
+        """How the reference maximum is kept where it is not frozen."""
+        return RunningMax(
+            threshold=self.plan.rescale_threshold,
+            exp2_degree=0,
+            exp2_emulated=0,
+            math=PairMath(packed=False),
+        )
+
+    @cute.jit
+    def run(
+        self,
+        tma: TmaTensors,
+        smem: HopperSmem,
+        queue: TileQueue,
+        mLSE: cute.Tensor,
+        pipes: HopperPipes,
+        work: Work,
+        scales: Scales,
+    ) -> None:
+        """Attend to every tile that the load warp assigns."""
+        thread, _, _ = cute.arch.thread_idx()
+        t = cute.arch.make_warp_uniform(thread // 128) - 1
+        thread = thread % 128
+        f = self._fragments()
+        row = Row(*(cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3)))
+        slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
+        ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.kv_stages)
+        q_phase = Int32(0)
+        pipes.tile_assigned.wait(slot.index, slot.phase)
+        number = queue.tile[slot.index]
+        while number != END:
+            tile = work.schedule.decode(number)
+            row0 = tile.m * self.plan.cta_rows + t * self.plan.m_tile
+            query = row0 + thread // 32 * 16 + thread % 32 // 4
+            place = Place(t, thread, query, tile)
+            exact = queue.exact[slot.index]
+            pipes.q_loaded.wait(t, q_phase)
+            ring = self._blocks(f, row, smem, pipes, work, (place, row0, exact, scales), ring)
+            if cutlass.const_expr(self.plan.fixed_reference):
+                self._request_redo(f, row, work, query, (queue, slot.index, exact))
+            self._write(f, row, tma, smem, mLSE, pipes, (place, work.visibility.seqlen_q, scales))
+            pipes.tile_assigned.release(slot.index)
+            slot.advance()
+            q_phase ^= 1
+            pipes.tile_assigned.wait(slot.index, slot.phase)
+            number = queue.tile[slot.index]
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+    def _fragments(self) -> Fragments:
+        qk, pv, plan = qk_mma(self.plan), pv_mma(self.plan), self.plan
+        p = pv.make_fragment_A(pv.partition_shape_A((plan.m_tile, plan.n_block)))
+        return Fragments(
+            s=cute.make_rmem_tensor(qk.partition_shape_C(plan.qk_tile[:2]), Float32),
+            o=cute.make_rmem_tensor(pv.partition_shape_C(plan.pv_tile[:2]), Float32),
+            p=cute.make_rmem_tensor(p.layout, DTYPES[plan.dtype]),
+        )
+
+    @cute.jit
+    def _blocks(
+        self,
+        f: Fragments,
+        row: Row,
+        smem: HopperSmem,
+        pipes: HopperPipes,
+        work: Work,
+        where: tuple[Place, Int32, Int32, Scales],
+        ring: PipelineState,
+    ) -> PipelineState:
+        """All key blocks of a tile, from the last to the first; leaves O unnormalised."""
+        place, row0, exact, scales = where
+        see, rows, cta_row = work.visibility, self.plan.m_tile, place.tile.m * self.plan.cta_rows
+        cta_first, cta_last = see.blocks(cta_row, self.plan.cta_rows)
+        first, last = see.blocks(row0, rows)
+        blocks = see.split(first, last, row0, rows)
+        # The frozen reference must be that of a key: with it, at least one visible block is masked.
+        masked = cutlass.max((see.row_end(row0) - 1) // self.plan.n_block, first)
+        masked = cutlass.min(masked, blocks.full_last)
+        full_first = cutlass.min(blocks.full_first, masked)
+        ring = self._skip(pipes, ring, cta_last - last)
+        f.o.fill(0.0)
+        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+            fresh = new_row()
+            row.maximum[r], row.total[r] = fresh.maximum, fresh.total
+        self._scores(f, smem, place, pipes, ring)
+        warpgroup.wait_group(0)
+        pipes.k_loaded.release(ring.index)
+        self._softmax(f, row, place, scales, see, (last - 1) * self.plan.n_block, True)
+        self._round_p(f)
+        block = last - 2
+        for _ in cutlass.range(last - 1 - masked, unroll=1):
+            ring = self._step(f, row, smem, pipes, (place, scales, see, block), ring, (True, True))
+            block -= 1
+        running = masked - full_first
+        if cutlass.const_expr(self.plan.fixed_reference):
+            running = running if exact != 0 else Int32(0)
+            for _ in cutlass.range(masked - full_first - running, unroll=1):
+                ring = self._step(
+                    f, row, smem, pipes, (place, scales, see, block), ring, (False, False)
+                )
+                block -= 1
+        for _ in cutlass.range(running, unroll=1):
+            ring = self._step(f, row, smem, pipes, (place, scales, see, block), ring, (False, True))
+            block -= 1
+        if cutlass.const_expr(self.plan.left_bound):
+            for _ in cutlass.range(full_first - first, unroll=1):
+                ring = self._step(
+                    f, row, smem, pipes, (place, scales, see, block), ring, (True, True)
+                )
+                block -= 1
+        if cutlass.const_expr(self.plan.tuning.own_o):
+            pipes.q_loaded.release(place.t)
+        pipes.v_loaded.wait(ring.index, ring.phase)
+        warpgroup.fence()
+        self._add_pv(f, smem, ring)
+        warpgroup.wait_group(0)
+        pipes.v_loaded.release(ring.index)
+        ring.advance()
+        return self._skip(pipes, ring, first - cta_first)
+
+    @cute.jit
+    def _skip(self, pipes: HopperPipes, ring: PipelineState, count: Int32) -> PipelineState:
+        """Blocks that other warpgroups of the CTA see: take part in their release only."""
+        for _ in cutlass.range(count, unroll=1):
+            pipes.k_loaded.wait(ring.index, ring.phase)
+            pipes.k_loaded.release(ring.index)
+            pipes.v_loaded.wait(ring.index, ring.phase)
+            pipes.v_loaded.release(ring.index)
+            ring.advance()
+        return ring
+
+    @cute.jit
+    def _step(
+        self,
+        f: Fragments,
+        row: Row,
+        smem: HopperSmem,
+        pipes: HopperPipes,
+        where: tuple,
+        ring: PipelineState,
+        kind: cutlass.Constexpr[tuple[bool, bool]],
+    ) -> PipelineState:
+        """O += P V of the block before, and P of this one; kind: (masked, running maximum)."""
+        place, scales, see, block = where
+        ahead = ring.clone()
+        ahead.advance()
+        self._scores(f, smem, place, pipes, ahead)
+        pipes.v_loaded.wait(ring.index, ring.phase)
+        self._add_pv(f, smem, ring)
+        warpgroup.wait_group(1)
+        pipes.k_loaded.release(ahead.index)
+        key0 = block * self.plan.n_block
+        self._softmax(
+            f, row, place, scales, see if cutlass.const_expr(kind[0]) else None, key0, kind[1]
+        )
+        warpgroup.wait_group(0)
+        pipes.v_loaded.release(ring.index)
+        if cutlass.const_expr(kind[1]):
+            for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+                o = f.row(f.o, r)
+                for i in cutlass.range_constexpr(cute.size(o)):
+                    o[i] = o[i] * row.factor[r]
+        self._round_p(f)
+        return ahead
+
+    @cute.jit
+    def _scores(
+        self, f: Fragments, smem: HopperSmem, place: Place, pipes: HopperPipes, ring: PipelineState
+    ) -> None:
+        """Issue S = Q K^T."""
+        mma = qk_mma(self.plan)
+        thread = mma.get_slice(0)
+        q = mma.make_fragment_A(thread.partition_A(smem.q))
+        k = mma.make_fragment_B(thread.partition_B(smem.k))
+        pipes.k_loaded.wait(ring.index, ring.phase)
+        warpgroup.fence()
+        for step in cutlass.range_constexpr(cute.size(k, mode=[2])):
+            mma.set(warpgroup.Field.ACCUMULATE, step != 0)
+            cute.gemm(mma, f.s, q[None, None, step, place.t], k[None, None, step, ring.index], f.s)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _add_pv(self, f: Fragments, smem: HopperSmem, ring: PipelineState) -> None:
+        """Issue O += P V."""
+        mma = pv_mma(self.plan)
+        v = mma.make_fragment_B(mma.get_slice(0).partition_B(smem.v))
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        for step in cutlass.range_constexpr(cute.size(v, mode=[2])):
+            cute.gemm(mma, f.o, f.p[None, None, step], v[None, None, step, ring.index], f.o)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _softmax(
+        self,
+        f: Fragments,
+        row: Row,
+        place: Place,
+        scales: Scales,
+        see: object,
+        key0: Int32,
+        running: cutlass.Constexpr[bool],
+    ) -> None:
+        """S -> P in float32, in place, with the rows' sums; masked when `see` is given."""
+        span = (0, self.plan.n_block // 4)
+        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+            scores = f.row(f.s, r)
+            if cutlass.const_expr(self.plan.softcap):
+                cap_scores(scores, span, scales)
+            if cutlass.const_expr(see is not None):
+                query = place.query + 8 * r
+                self._hide(scores, see.mask(query, query, key0), place.thread)
+            if cutlass.const_expr(running):
+                maximum = row_maximum(row.maximum[r])
+                maximum.take(scores, span)
+                # four lanes hold a row
+                highest = cute.arch.warp_reduction_max(maximum.value(), threads_in_group=4)
+                state = RowState(row.maximum[r], row.total[r])
+                state, factor = self.strategy.update_maximum(state, highest, scales.log2)
+                row.maximum[r], row.total[r] = state.maximum, state.total
+                row.factor[r] = factor
+            state = RowState(row.maximum[r], row.total[r])
+            bias = -state.reference() * scales.log2
+            self.strategy.exponentiate(scores, span, scales.log2, bias)
+            total = row_total(row.total[r], self.strategy.math)
+            total.take(scores, span)
+            row.total[r] = total.value()
+
+    @cute.jit
+    def _hide(self, scores: cute.Tensor, mask: BlockMask, thread: Int32) -> None:
+        """A lane holds the pairs of columns at 2 (lane % 4), 8 apart: eight keys of a word."""
+        bits = tuple(8 * pair + c for pair in range(CHUNK // 8) for c in range(2))
+        for chunk in cutlass.range_constexpr(self.plan.n_block // CHUNK):
+            word = mask.visible(chunk) >> (thread % 4 * 2)
+            hide(scores, (len(bits) * chunk, len(bits) * (chunk + 1)), word, bits)
+
+    @cute.jit
+    def _round_p(self, f: Fragments) -> None:
+        """P to the dtype of the MMA; accumulator and A operand hold their elements alike."""
+        s = cute.make_tensor(f.s.iterator, cute.make_layout(cute.size(f.s)))
+        p = cute.make_tensor(f.p.iterator, cute.make_layout(cute.size(f.p)))
+        p.store(s.load().to(DTYPES[self.plan.dtype]))
+
+    @cute.jit
+    def _request_redo(self, f: Fragments, row: Row, work: Work, query: Int32, entry: tuple) -> None:
+        """Have the tile done again, exactly, if the frozen reference was wrong for some row."""
+        queue, slot, exact = entry
+        bad = Int32(0)
+        zero = Float32(0.0)  # stays 0 unless O holds an infinity or a NaN
+        for i in cutlass.range_constexpr(cute.size(f.o)):
+            zero = cute.math.fma(f.o[i], Float32(0.0), zero)
+        if zero != 0.0:
+            bad = Int32(1)
+        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+            see, q = work.visibility, query + 8 * r
+            sees_a_key = see.row_end(q) > see.row_begin(q)
+            state = RowState(row.maximum[r], row.total[r])
+            if not FixedReference().holds(state, sees_a_key):
+                bad = Int32(1)
+        if (bad != 0) & (exact == 0):
+            queue.redo[slot] = 1
+
+    @cute.jit
+    def _write(
+        self,
+        f: Fragments,
+        row: Row,
+        tma: TmaTensors,
+        smem: HopperSmem,
+        mLSE: cute.Tensor,
+        pipes: HopperPipes,
+        where: tuple,
+    ) -> None:
+        """O / l through shared memory to global, and the LSE."""
+        place, seqlen_q, scales = where
+        rounded = cute.make_rmem_tensor(f.o.layout, DTYPES[self.plan.dtype])
+        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+            total = cute.arch.warp_reduction_sum(row.total[r], threads_in_group=4)
+            inverse = inverse_total(total)
+            o, target = f.row(f.o, r), f.row(rounded, r)
+            for i in cutlass.range_constexpr(cute.size(o)):
+                value = Float32(0.0) if total == 0.0 else o[i] * inverse
+                target[i] = value.to(DTYPES[self.plan.dtype])
+            query = place.query + 8 * r
+            if (query < seqlen_q) & (place.thread % 4 == 0):
+                lse = log_sum_exp(RowState(row.maximum[r], total), scales.softmax)
+                mLSE[query, place.tile.head, place.tile.batch] = lse
+        first_warp = cute.arch.make_warp_uniform(place.thread // 32) == 0
+        if first_warp:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # sO is free again
+        self._sync(place.t)
+        sO = smem.o[None, None, place.t]
+        atom = sm90.get_smem_store_op(LayoutEnum.ROW_MAJOR, DTYPES[self.plan.dtype], Float32)
+        copy = cute.make_tiled_copy_C(atom, pv_mma(self.plan)).get_slice(place.thread)
+        cute.copy(atom, copy.retile(rounded), copy.partition_D(sO))
+        cute.arch.fence_view_async_shared()
+        self._sync(place.t)
+        if first_warp:
+            gO = cute.local_tile(
+                tma.o.tensor[None, None, place.tile.head, place.tile.batch],
+                self.plan.o_box,
+                (None, 0),
+            )
+            tOsO, tOgO = tma.o.partition(smem.o, cute.group_modes(gO, 0, 2))
+            number = place.tile.m * self.plan.q_tiles + place.t
+            cute.copy(tma.o.atom, tOsO[None, place.t], tOgO[None, number])
+            cute.arch.cp_async_bulk_commit_group()
+        if cutlass.const_expr(not self.plan.tuning.own_o):
+            if first_warp:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+            self._sync(place.t)
+            pipes.q_loaded.release(place.t)
+
+    def _sync(self, t: Int32) -> None:
+        """All threads of the warpgroup."""
+        cute.arch.barrier(barrier_id=barriers.WARPGROUP + t, number_of_threads=128)

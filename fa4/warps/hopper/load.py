@@ -1,0 +1,107 @@
+"""Load role on Hopper: one warp assigns work tiles and brings their Q, K and V in with TMA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
+
+from fa4.pipeline.pipes import HopperPipes
+from fa4.plan_hopper import HopperPlan
+from fa4.tiles.bundles import Source, TmaTensors
+from fa4.tiles.hopper_bundles import HopperSmem
+from fa4.tiles.tile_queue import END, SLOTS, TileQueue
+from fa4.warps.work import Work
+
+
+@dataclass(frozen=True)
+class HopperLoad:
+    """Order: Q of every warpgroup and K, V of the last key block, then K V block by block.
+
+    Waits: the release of tile_assigned, q_loaded, k_loaded, v_loaded.
+    Signals: tile_assigned, q_loaded, k_loaded, v_loaded. Registers: plan.roles["load"].
+    """
+
+    plan: HopperPlan
+
+    @cute.jit
+    def run(
+        self,
+        tma: TmaTensors,
+        smem: HopperSmem,
+        queue: TileQueue,
+        pipes: HopperPipes,
+        work: Work,
+    ) -> None:
+        """Feed the warpgroups until no tile is left, new or to be done again."""
+        slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
+        ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.kv_stages)
+        q_phase = Int32(0)
+        fresh, _, _ = cute.arch.block_idx()
+        tile = Int32(0)
+        while tile != END:
+            pipes.tile_assigned.acquire(slot.index, slot.phase)
+            again = queue.redo[slot.index]
+            tile = queue.tile[slot.index]
+            exact = Int32(1)
+            if again == 0:
+                tile = fresh
+                exact = Int32(0)
+                if fresh >= queue.num_tiles:
+                    # The tile before may still ask for a second time: wait for its verdict.
+                    pipes.tile_assigned.acquire(slot.index ^ 1, slot.phase ^ slot.index)
+                    again = queue.redo[slot.index ^ 1]
+                    tile = queue.tile[slot.index ^ 1]
+                    exact = Int32(1)
+                    if again == 0:
+                        tile = Int32(END)
+                    cute.arch.sync_warp()
+                    queue.clear(slot.index ^ 1)
+            cute.arch.sync_warp()
+            queue.put(slot.index, tile, exact)
+            pipes.tile_assigned.commit(slot.index)
+            slot.advance()
+            if tile != END:
+                ring = self._load_tile(tma, smem, pipes, work, tile, q_phase, ring)
+                q_phase ^= 1
+                if exact == 0:
+                    fresh = queue.fetch()
+
+    @cute.jit
+    def _load_tile(
+        self,
+        tma: TmaTensors,
+        smem: HopperSmem,
+        pipes: HopperPipes,
+        work: Work,
+        number: Int32,
+        q_phase: Int32,
+        ring: PipelineState,
+    ) -> PipelineState:
+        plan, tile = self.plan, work.schedule.decode(number)
+        first, last = work.visibility.blocks(tile.m * plan.cta_rows, plan.cta_rows)
+        gQ = cute.local_tile(tma.q.tensor[None, None, tile.head, tile.batch], plan.q_box, (None, 0))
+        gK = cute.local_tile(
+            tma.k.tensor[None, None, tile.head_kv, tile.batch], plan.k_box, (None, 0)
+        )
+        gV = cute.local_tile(
+            tma.v.tensor[None, None, tile.head_kv, tile.batch], plan.v_box, (0, None)
+        )
+        q = Source(tma.q, *tma.q.partition(smem.q, cute.group_modes(gQ, 0, 2)))
+        k = Source(tma.k, *tma.k.partition(smem.k, cute.group_modes(gK, 0, 2)))
+        v = Source(tma.v, *tma.v.partition(smem.v, cute.group_modes(gV, 0, 2)))
+        for t in cutlass.range_constexpr(plan.q_tiles):
+            pipes.q_loaded.acquire(t, q_phase)
+            mbarrier = pipes.q_loaded.expect(t, plan.q_tile_bytes)
+            q.load(tile.m * plan.q_tiles + t, t, mbarrier)
+        for i in cutlass.range(last - first, unroll=1):
+            block = last - 1 - i
+            pipes.k_loaded.acquire(ring.index, ring.phase)
+            k.load(block, ring.index, pipes.k_loaded.expect(ring.index, plan.k_block_bytes))
+            pipes.v_loaded.acquire(ring.index, ring.phase)
+            v.load(block, ring.index, pipes.v_loaded.expect(ring.index, plan.v_block_bytes))
+            ring.advance()
+        return ring
