@@ -27,6 +27,9 @@ class Edge:
         second mbarrier per stage, arrived on by the consumer with tcgen05.commit or with one
         elected lane per warp; any other value names the edge whose completion implies it.
     shared: whether the consumers of all query tiles take part in each stage, not those of one.
+    orders_tmem: whether a tcgen05 access of the consumer must come after one before the hand-over;
+        mbarriers order those only together with tcgen05.fence on both sides (PTX ISA,
+        tcgen05 memory consistency).
     """
 
     name: str
@@ -37,6 +40,7 @@ class Edge:
     released_by: str
     meaning: str
     shared: bool = False
+    orders_tmem: bool = False
 
     @property
     def has_release(self) -> bool:
@@ -54,22 +58,35 @@ class Edge:
 
 
 def forward_edges(kv_stages: int, o_stages: int) -> tuple[Edge, ...]:
-    """Edges of the forward kernel; there are two query tiles per CTA, so most have two stages."""
+    """Edges of the forward kernel; there are two query tiles per CTA, so most have two stages.
+
+    scale_written orders tensor memory too: O may be rescaled once P V of the block before is done,
+    which softmax knows from s_computed and correction from scale_written alone.
+    """
     tma, umma, warps = Kind.TMA, Kind.UMMA, Kind.WARPS
     rows = (
-        # name, producer, consumer, kind, stages, released by, meaning
-        ("q_loaded", "load", "mma", tma, 2, "commit", "a query tile is in shared memory"),
-        ("kv_loaded", "load", "mma", tma, kv_stages, "commit", "a K or V block is in its ring"),
-        ("s_computed", "mma", "softmax", umma, 2, "p_written", "S = Q K^T is in TMEM"),
-        ("scale_written", "softmax", "correction", warps, 2, "o_rescaled", "O's factor is known"),
-        ("o_rescaled", "correction", "mma", warps, 2, "scale_written", "O may be added to"),
-        ("p_written", "softmax", "mma", warps, 2, "s_computed", "the head of P is in TMEM"),
-        ("p_tail_written", "softmax", "mma", warps, 2, "s_computed", "the rest of P is too"),
-        ("total_written", "softmax", "correction", warps, 2, "warps", "the row sums are final"),
-        ("o_accumulated", "mma", "correction", umma, 2, "o_rescaled", "O is complete in TMEM"),
-        ("o_written", "correction", "epilogue", warps, o_stages, "warps", "O / l is in smem"),
+        # name, producer, consumer, kind, stages, released by, orders TMEM, meaning
+        ("q_loaded", "load", "mma", tma, 2, "commit", 0, "a query tile is in shared memory"),
+        ("kv_loaded", "load", "mma", tma, kv_stages, "commit", 0, "a K or V block is in its ring"),
+        ("s_computed", "mma", "softmax", umma, 2, "p_written", 1, "S = Q K^T is in TMEM"),
+        (
+            "scale_written",
+            "softmax",
+            "correction",
+            warps,
+            2,
+            "o_rescaled",
+            1,
+            "O's factor is known",
+        ),
+        ("o_rescaled", "correction", "mma", warps, 2, "scale_written", 1, "O may be added to"),
+        ("p_written", "softmax", "mma", warps, 2, "s_computed", 1, "the head of P is in TMEM"),
+        ("p_tail_written", "softmax", "mma", warps, 2, "s_computed", 1, "the rest of P is too"),
+        ("total_written", "softmax", "correction", warps, 2, "warps", 0, "the row sums are final"),
+        ("o_accumulated", "mma", "correction", umma, 2, "o_rescaled", 1, "O is complete in TMEM"),
+        ("o_written", "correction", "epilogue", warps, o_stages, "warps", 0, "O / l is in smem"),
     )
-    return tuple(Edge(*row) for row in rows)
+    return tuple(Edge(*row, meaning, orders_tmem=bool(tmem)) for *row, tmem, meaning in rows)
 
 
 def hopper_edges(kv_stages: int, q_tiles: int) -> tuple[Edge, ...]:

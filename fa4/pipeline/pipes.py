@@ -32,7 +32,7 @@ class Pipe:
         """Consumer: block until the stage was filled in this phase."""
         self._allowed("wait", self.edge.consumer)
         cute.arch.mbarrier_wait(self.full + stage, phase)
-        if self._orders_tmem:
+        if self.edge.orders_tmem:
             cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
     def acquire(self, stage: Int32 | int, phase: Int32) -> None:
@@ -48,9 +48,9 @@ class Pipe:
         return self.full + stage
 
     def commit(self, stage: Int32 | int) -> None:
-        """Producer: fill the stage, for this warp."""
+        """Producer: fill the stage, for this warp. tcgen05.commit is its own fence."""
         self._allowed("commit", self.edge.producer)
-        if self._orders_tmem and self.edge.kind is Kind.WARPS:
+        if self.edge.orders_tmem and self.edge.kind is Kind.WARPS:
             cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
         self._arrive(self.full + stage, self.edge.kind is Kind.UMMA)
 
@@ -58,13 +58,6 @@ class Pipe:
         """Consumer: hand the stage back, for this warp."""
         self._allowed("release", self.edge.consumer)
         self._arrive(self.empty + stage, self.edge.released_by == "commit")
-
-    @property
-    def _orders_tmem(self) -> bool:
-        """Whether this edge orders tcgen05 accesses: those from and to the MMA warp do."""
-        return self.edge.kind is Kind.UMMA or (
-            self.edge.kind is Kind.WARPS and self.edge.consumer == "mma"
-        )
 
     def _arrive(self, mbarrier: cute.Pointer, after_mma: bool) -> None:
         if after_mma:
