@@ -34,7 +34,15 @@ def forward(
 
     Shapes: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), out (B, Sq, H, Dv), lse (B, H, Sq)
     float32 and contiguous. Bases and all strides but the last (1) are multiples of 16 bytes.
+
+    Raises ValueError for CUDA tensors inside an emulator session: what is loaded there is bound to
+    the emulator for good, and would be launched on device addresses.
     """
+    if q.device.type == "cuda" and current_session() is not None:
+        raise ValueError(
+            f"q is on {q.device} inside fa4.emulator.session(), where kernels run on host memory; "
+            "pass CPU tensors, or call outside of the session."
+        )
     tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse}
     if isinstance(plan, HopperPlan):
         tensors["tile_counter"] = _tile_counter(q.device)
