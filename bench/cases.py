@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa4.plan import Plan, plan_forward
-from fa4.problem import Problem
+from fa4.problem import example_problem
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,8 @@ class Case:
 
     def plan(self) -> Plan:
         """Our plan; it depends on no length."""
-        problem = Problem(
-            batch=1,
-            seqlen_q=1,
-            seqlen_k=1,
-            heads_q=1,
-            heads_kv=1,
-            head_dim=self.head_dim,
-            head_dim_v=self.head_dim_v,
-            dtype="bfloat16",
-            causal=self.causal,
-            window_left=None,
-            window_right=None,
-            softcap=0.0,
-            scale=1.0,
-        )
-        return plan_forward(problem)
+        return plan_forward(example_problem(self.head_dim, self.head_dim_v, causal=self.causal))
 
 
-DIMS = ((64, 64), (128, 128), (192, 128))
+DIMS = ((64, 64), (96, 96), (128, 128), (192, 128))
 CASES = tuple(Case(d, dv, causal) for d, dv in DIMS for causal in (False, True))

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         case, share, plan = point.case, point.share, point.case.plan()
         cubin = artifacts(with_share(plan, share)).cubin
         ptxas = read_toolchain(cubin)
-        summary = summarise(analyse(cubin), case.head_dim, case.head_dim_v)
+        summary = summarise(analyse(cubin), plan)
         rows.append((case, share, share == plan.tuning.exp2_emulated, summary))
     print("Modelled, not measured: cycles per sub-partition and 256x128 step, on the right\n")
     print(table(HEADER, [_cells(*row) for row in rows]))

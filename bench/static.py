@@ -89,7 +89,7 @@ def anchors_text() -> str:
 
 
 def _summary(cubin: bytes, case: Case) -> Summary:
-    return summarise(analyse(cubin), case.head_dim, case.head_dim_v)
+    return summarise(analyse(cubin), case.plan())
 
 
 def _kernel_cells(name: str, row: Summary) -> tuple[object, ...]:

@@ -11,22 +11,10 @@ import torch
 from fa4 import api, reference
 from fa4.pipeline import diagram
 from fa4.plan import Plan, plan_forward
-from fa4.problem import Problem, default_scale
+from fa4.problem import default_scale, example_problem
 
-PROBLEM = Problem(
-    batch=1,
-    seqlen_q=512,
-    seqlen_k=512,
-    heads_q=4,
-    heads_kv=2,
-    head_dim=128,
-    head_dim_v=128,
-    dtype="bfloat16",
-    causal=True,
-    window_left=None,
-    window_right=None,
-    softcap=0.0,
-    scale=default_scale(128),
+PROBLEM = example_problem(
+    128, causal=True, seqlen_q=512, seqlen_k=512, heads_q=4, heads_kv=2, scale=default_scale(128)
 )
 
 

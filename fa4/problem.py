@@ -129,6 +129,18 @@ class Problem:
         self._set("scale", scale)
 
 
+def example_problem(head_dim: int, head_dim_v: int | None = None, **changes: Any) -> Problem:
+    """One query and one key, unmasked bfloat16, but for `changes`: names a kind of kernel.
+
+    A plan depends on head dims, dtype and options only, so any problem of the kind gives it.
+    """
+    fields = dict.fromkeys(("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_kv"), 1)
+    fields |= {"dtype": "bfloat16", "causal": False, "window_left": None, "window_right": None}
+    fields |= {"softcap": 0.0, "scale": 1.0, "head_dim": head_dim}
+    fields["head_dim_v"] = head_dim if head_dim_v is None else head_dim_v
+    return Problem(**{**fields, **changes})
+
+
 def check_head_dims(head_dim: int, head_dim_v: int) -> None:
     """Raise ValueError unless a kernel exists for q/k rows of head_dim and v rows of head_dim_v."""
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):

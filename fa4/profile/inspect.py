@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fa4.compile import Artifacts, artifacts
 from fa4.plan import Plan, plan_forward
-from fa4.problem import Problem
+from fa4.problem import example_problem
 from fa4.profile.disassembler import disassemble, find_nvdisasm
 from fa4.profile.report import report
 from fa4.profile.report_text import report_text
@@ -66,21 +66,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    """A plan depends on no length: any problem of the kind will do."""
     left, right = arguments.window or (None, None)
-    problem = Problem(
-        batch=1,
-        seqlen_q=1,
-        seqlen_k=1,
-        heads_q=1,
-        heads_kv=1,
-        head_dim=arguments.head_dim,
-        head_dim_v=arguments.head_dim_v or arguments.head_dim,
+    problem = example_problem(
+        arguments.head_dim,
+        arguments.head_dim_v,
         dtype=arguments.dtype,
         causal=arguments.causal,
         window_left=left,
         window_right=right,
         softcap=1.0 if arguments.softcap else 0.0,
-        scale=1.0,
     )
     return plan_forward(problem, arguments.arch)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fa4.plan_base import BasePlan
 from fa4.profile.sass import Instruction
 
 # Cycles that one warp instruction occupies its pipe of an SM sub-partition: 32 lanes over the
@@ -31,9 +32,7 @@ PIPES = ("mma", "mufu", "issue", "fma", "alu")
 
 # tcgen05.mma with 16-bit operands: 8192 FLOP per clock and SM (dense peak over SMs and clock).
 MMA_FLOP_PER_CYCLE = 8192
-STEP_ROWS, STEP_KEYS = 256, 128  # one step: two query tiles of 128 rows, one block of 128 keys
 SUB_PARTITIONS = 4
-SOFTMAX_WARPS, CORRECTION_WARPS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -64,24 +63,21 @@ def pipe_cycles(code: Iterable[Instruction]) -> dict[str, int]:
     return cycles
 
 
-def mma_cycles(head_dim: int, head_dim_v: int) -> int:
-    """Tensor-core cycles of Q K^T and P V of one step."""
-    return 2 * STEP_ROWS * STEP_KEYS * (head_dim + head_dim_v) // MMA_FLOP_PER_CYCLE
+def mma_cycles(plan: BasePlan) -> int:
+    """Tensor-core cycles of Q K^T and P V of one step: all query tiles, one block of keys."""
+    head_dims = plan.head_dim + plan.head_dim_v
+    return 2 * plan.cta_rows * plan.n_block * head_dims // MMA_FLOP_PER_CYCLE
 
 
-def step(
-    head_dim: int,
-    head_dim_v: int,
-    softmax: Mapping[str, float],
-    correction: Mapping[str, float],
-) -> Step:
-    """One step from `pipe_cycles` of the softmax loop (128 keys, one warp) and of the correction
-    loop (both query tiles, one warp). MMA and load warps are left out: few issue slots.
+def step(plan: BasePlan, softmax: Mapping[str, float], correction: Mapping[str, float]) -> Step:
+    """One step from `pipe_cycles` of the softmax loop (one block of keys, one warp) and of the
+    correction loop (all query tiles, one warp). MMA and load warps are left out: few issue slots.
     """
-    softmax_share = SOFTMAX_WARPS // SUB_PARTITIONS
-    correction_share = CORRECTION_WARPS // SUB_PARTITIONS
+    softmax_share, correction_share = (
+        plan.roles[role].warps // SUB_PARTITIONS for role in ("softmax", "correction")
+    )
     totals = {
         pipe: round(softmax_share * softmax[pipe] + correction_share * correction[pipe])
         for pipe in PIPES[1:]
     }
-    return Step(mma=mma_cycles(head_dim, head_dim_v), **totals)
+    return Step(mma=mma_cycles(plan), **totals)

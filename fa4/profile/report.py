@@ -12,7 +12,7 @@ from fa4.profile.disassembler import find_nvdisasm
 from fa4.profile.elf import Resources, read_resources
 from fa4.profile.flow import Flow
 from fa4.profile.ptx import parse_ptx
-from fa4.profile.roles import block_roles
+from fa4.profile.roles import block_roles, register_budgets
 from fa4.profile.static import Analysis, analyse
 from fa4.profile.summary import Summary, summarise
 
@@ -50,14 +50,14 @@ class BarrierView:
 
 @dataclass(frozen=True)
 class Report:
-    """The report. analysis and summary are None without nvdisasm."""
+    """The report. notes: more about memory. analysis and summary are None without nvdisasm."""
 
     kernel: str
     arch: str
     resources: Resources
     smem_bytes: int
     smem: dict[str, int]
-    tmem: str
+    notes: tuple[str, ...]
     roles: tuple[RoleView, ...]
     barriers: tuple[BarrierView, ...]
     analysis: Analysis | None
@@ -75,20 +75,26 @@ def report(plan: Plan, artifacts: Artifacts) -> Report:
         resources=resources,
         smem_bytes=memory.nbytes,
         smem=dict(memory.tiles),
-        tmem=plan.tmem().describe(),
-        roles=_roles(plan, artifacts, resources),
+        notes=tuple(plan.notes()),
+        roles=_roles(plan, artifacts),
         barriers=_barriers(plan),
         analysis=analysis,
-        summary=summarise(analysis, plan.head_dim, plan.head_dim_v) if analysis else None,
+        summary=summarise(analysis, plan) if analysis else None,
     )
 
 
-def unmet_registers(plan: Plan, resources: Resources) -> dict[str, int]:
-    """Roles whose setmaxnreg budget ptxas ignored, with the budget; empty when all are honoured."""
+def unmet_registers(plan: Plan, artifacts: Artifacts) -> dict[str, int]:
+    """Roles that do not get the registers of the plan, with those; empty when all do.
+
+    Each role must ask for its own in the PTX, and ptxas must not have ignored the number.
+    """
+    asked = register_budgets(Flow(parse_ptx(artifacts.ptx, artifacts.kernel_name)))
+    granted = _kernel_resources(artifacts).setmaxnreg
     return {
         name: role.registers
         for name, role in plan.roles.items()
-        if role.registers not in resources.setmaxnreg
+        # an idle warp has no code of its own that could ask
+        if asked.get(name, {role.registers}) != {role.registers} or role.registers not in granted
     }
 
 
@@ -108,9 +114,9 @@ def _kernel_resources(artifacts: Artifacts) -> Resources:
     return found[0]
 
 
-def _roles(plan: Plan, artifacts: Artifacts, resources: Resources) -> tuple[RoleView, ...]:
+def _roles(plan: Plan, artifacts: Artifacts) -> tuple[RoleView, ...]:
     counts = ptx_by_role(artifacts.ptx, artifacts.kernel_name)
-    ignored = unmet_registers(plan, resources)
+    ignored = unmet_registers(plan, artifacts)
     return tuple(
         RoleView(
             role=name,
@@ -135,7 +141,7 @@ def _barriers(plan: Plan) -> tuple[BarrierView, ...]:
             full=memory.full[edge.name],
             arrivals=edge.arrive_count(warps),
             empty=memory.empty.get(edge.name),
-            releases=edge.release_count(warps) if edge.has_release else None,
+            releases=edge.release_count(warps, plan.q_tiles) if edge.has_release else None,
             meaning=edge.meaning,
         )
         for edge in plan.edges()

@@ -21,7 +21,7 @@ def report_text(report: Report) -> str:
         resources_text(report.resources),
         f"dynamic smem {report.smem_bytes} bytes: "
         + ", ".join(f"{name} at {at}" for name, at in report.smem.items()),
-        f"tensor memory: {report.tmem}",
+        *report.notes,
         "",
         _roles(report),
         "",

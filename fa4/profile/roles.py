@@ -11,19 +11,25 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fa4.plan import CHIPS, plan_forward
+from fa4.problem import example_problem
 from fa4.profile.flow import Flow
 from fa4.profile.sass import Instruction
 
 KERNEL = "kernel"  # set-up, dispatch and tear-down that no role owns
-ROLES = ("load", "mma", "softmax", "correction", "epilogue")  # files of warps/ that are roles
+
+# Roles of any plan: files of warps/ with other names, as work.py, are none.
+ROLES = frozenset(
+    role for arch in CHIPS for role in plan_forward(example_problem(64), arch).roles
+) - {"idle"}
 
 
 def role_of_line(instruction: Instruction) -> str:
     """Role named by the file in `warps/` in the inline chain, outermost first; empty if none."""
     for frame in reversed(instruction.frames):
         _, found, file = frame.path.replace("\\", "/").rpartition("/warps/")
-        role = file.removesuffix(".py")
-        if found and role.rpartition("/")[2] in ROLES:
+        role = file.rpartition("/")[2].removesuffix(".py")
+        if found and role in ROLES:
             return role
     return ""
 
@@ -40,6 +46,27 @@ def block_roles(flow: Flow) -> list[str]:
             only = next(iter(below[block])) if block and len(below[block]) == 1 else ""
             roles[block] = inherited or only
     return [role or KERNEL for role in roles]
+
+
+def register_budgets(flow: Flow) -> dict[str, set[int]]:
+    """Registers that setmaxnreg grants to each role of a PTX kernel.
+
+    The grant of a block is that of the nearest block which all ways to it pass; blocks before any
+    do not count.
+    """
+    dominator = _dominators(flow)
+    budget: dict[int, int] = {}
+    for block in _by_depth(dominator):
+        granted = [i.operands for i in flow.blocks[block] if i.opcode.startswith("setmaxnreg")]
+        if granted:
+            budget[block] = int(granted[-1])
+        elif dominator[block] in budget:
+            budget[block] = budget[dominator[block]]
+    budgets: dict[str, set[int]] = {}
+    for block, role in enumerate(block_roles(flow)):
+        if role != KERNEL and block in budget:
+            budgets.setdefault(role, set()).add(budget[block])
+    return budgets
 
 
 def _majority(code: list[Instruction]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from fa4.plan import N_BLOCK
 from fa4.profile.classes import emulated_exponentials, sass_histogram
 from fa4.profile.disassembler import disassemble
 from fa4.profile.elf import Resources, read_resources
@@ -14,7 +15,6 @@ from fa4.profile.pipes import pipe_cycles
 from fa4.profile.roles import block_roles, role_of_line
 from fa4.profile.sass import Function, parse_sass
 
-KEYS = 128  # keys of one block: a softmax warp handles one row of so many keys per thread
 _SMALL = 24  # loops below this size are waits or trivial
 
 
@@ -39,7 +39,7 @@ class Counts:
 class LoopReport:
     """One loop. kind: softmax, mma, correction, load, store, other, judged by its instructions.
 
-    blocks: key blocks of 128 per iteration of a softmax loop (64 packed conversions each), else 1.
+    blocks: key blocks per iteration of a softmax loop (64 packed conversions each), else 1.
     counts: of one iteration without nested loops. shortest, longest: executed instructions of it.
     """
 
@@ -137,7 +137,7 @@ def _loop_report(flow: Flow, loop: Loop, own: Body, role: str) -> LoopReport:
         role=role,
         start=flow.blocks[loop.header][0].address,
         depth=loop.depth,
-        blocks=max(1, 2 * counts.f2fp // KEYS) if kind == "softmax" else 1,
+        blocks=max(1, 2 * counts.f2fp // N_BLOCK) if kind == "softmax" else 1,
         counts=counts,
         shortest=own.shortest,
         longest=own.longest,
@@ -147,7 +147,7 @@ def _loop_report(flow: Flow, loop: Loop, own: Body, role: str) -> LoopReport:
 def _kind(counts: Counts) -> str:
     """What a loop is for. A softmax body converts and stores what it exponentiated."""
     classes, (loads, stores) = counts.classes, counts.tmem
-    if counts.ex2 + counts.emulated >= KEYS // 2 and loads and stores:
+    if counts.ex2 + counts.emulated >= N_BLOCK // 2 and loads and stores:
         return "softmax"
     if counts.mma:
         return "mma"

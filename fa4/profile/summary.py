@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa4.plan import Plan
 from fa4.profile.pipes import Step, step
 from fa4.profile.static import Analysis, LoopReport
 
@@ -47,18 +48,18 @@ class Summary:
     step: Step | None
 
 
-def summarise(analysis: Analysis, head_dim: int, head_dim_v: int) -> Summary:
-    """The numbers of a forward kernel whose head dims are known."""
+def summarise(analysis: Analysis, plan: Plan) -> Summary:
+    """The numbers of a forward kernel with the head dims, tiles and roles of `plan`."""
     loops = analysis.loops_of("softmax")
     innermost = sorted(analysis.loops_of("mma"), key=lambda loop: -loop.depth)
     mma = innermost[0] if innermost else None
     correction = next(iter(analysis.loops_of("correction")), None)
-    both = _both_tiles(correction, head_dim_v) if correction else None
+    both = _both_tiles(correction, plan) if correction else None
     modelled = None
     if loops and correction:
         softmax = {pipe: n / loops[0].blocks for pipe, n in loops[0].counts.pipes.items()}
         rescale = {pipe: n * both for pipe, n in correction.counts.pipes.items()}
-        modelled = step(head_dim, head_dim_v, softmax, rescale)
+        modelled = step(plan, softmax, rescale)
     return Summary(
         registers=analysis.resources.registers,
         stack=analysis.resources.stack,
@@ -89,7 +90,7 @@ def softmax_row(loop: LoopReport) -> Softmax:
     )
 
 
-def _both_tiles(correction: LoopReport, head_dim_v: int) -> float:
+def _both_tiles(correction: LoopReport, plan: Plan) -> float:
     """Factor from one iteration to both query tiles: a tile is head_dim_v / 2 packed products."""
-    tiles = correction.counts.classes["FMUL2"] / (head_dim_v / 2)
-    return 2 / tiles
+    tiles = correction.counts.classes["FMUL2"] / (plan.head_dim_v / 2)
+    return plan.q_tiles / tiles

@@ -3,7 +3,7 @@
 import pytest
 
 from fa4.plan import TUNED, Plan, plan_forward
-from fa4.problem import Problem
+from fa4.problem import example_problem
 
 MASKS = {
     "full": {},
@@ -15,19 +15,7 @@ MASKS = {
 
 def make_plan(dims: tuple[int, int], mask: str, dtype: str) -> Plan:
     """The shipped plan for padded head dims, a kind of mask and a dtype."""
-    options = {"causal": False, "window_left": None, "window_right": None, "softcap": 0.0}
-    sizes = {"batch": 1, "seqlen_q": 256, "seqlen_k": 256, "heads_q": 1, "heads_kv": 1}
-    head_dim, head_dim_v = dims
-    return plan_forward(
-        Problem(
-            **{**options, **MASKS[mask]},
-            **sizes,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            dtype=dtype,
-            scale=0.1,
-        )
-    )
+    return plan_forward(example_problem(*dims, **MASKS[mask], dtype=dtype))
 
 
 @pytest.fixture(params=[f"{a}-{b}-{mask}" for a, b in sorted(TUNED) for mask in MASKS])

@@ -7,17 +7,9 @@ import torch
 
 from fa4 import emulator, launch
 from fa4.plan import plan_forward
-from fa4.problem import Problem
+from fa4.problem import example_problem
 
-PROBLEM = Problem(
-    *(1, 8, 8, 1, 1, 64, 64),
-    dtype="bfloat16",
-    causal=False,
-    window_left=None,
-    window_right=None,
-    softcap=0.0,
-    scale=1.0,
-)
+PROBLEM = example_problem(64, seqlen_q=8, seqlen_k=8)
 
 
 class OnDevice:

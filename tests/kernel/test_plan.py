@@ -6,16 +6,13 @@ import pytest
 
 from fa4.pipeline.tmem import tmem_map
 from fa4.plan import CHIPS, TUNED, Plan, plan_forward
-from fa4.problem import Problem
+from fa4.problem import Problem, example_problem
 
 
 def problem(**changes: object) -> Problem:
-    values = {
-        "batch": 1, "seqlen_q": 512, "seqlen_k": 512, "heads_q": 4, "heads_kv": 2,
-        "head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16", "causal": True,
-        "window_left": None, "window_right": None, "softcap": 0.0, "scale": 0.1,
-    }  # fmt: skip
-    return Problem(**{**values, **changes})
+    dims = changes.pop("head_dim", 128), changes.pop("head_dim_v", 128)
+    sizes = {"seqlen_q": 512, "seqlen_k": 512, "heads_q": 4, "heads_kv": 2, "causal": True}
+    return example_problem(*dims, **{**sizes, **changes})
 
 
 @pytest.mark.parametrize("dims", sorted(TUNED))

@@ -63,7 +63,8 @@ def test_impossible_shares_are_refused(share):
 @pytest.mark.skipif(bool(peers.missing()), reason="the extra `peers` is not installed")
 def test_the_known_counts_of_flash_attention_are_what_is_counted_here():
     anchor = next(anchor for anchor in ANCHORS if anchor.kernel == "flash-attn-4 d128 causal")
-    found = summarise(analyse(peers.compile_peer(Case(128, 128, causal=True))), 128, 128)
+    case = Case(128, 128, causal=True)
+    found = summarise(analyse(peers.compile_peer(case)), case.plan())
     assert found.unmasked.instructions == anchor.unmasked
     assert found.masked.instructions == anchor.masked
     assert (found.unmasked.ex2, found.unmasked.emulated) == (anchor.ex2, anchor.emulated)

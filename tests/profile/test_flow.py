@@ -9,6 +9,7 @@ from fa4.profile.ptx import parse_ptx
 from fa4.profile.roles import KERNEL, block_roles
 from fa4.profile.sass import Function, Instruction, parse_sass
 from tests.profile.snippets import PTX, SASS
+from tests.profile.variants import plan
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_step_reproduces_the_published_model_of_a_known_kernel():
     """flash-attn-4 d128 non-causal: counts of its loops and the cycles that follow from them."""
     softmax = {"issue": 550, "mufu": 8 * 105, "fma": 432, "alu": 324}
     correction = {"issue": 185, "mufu": 0, "fma": 256, "alu": 8}
-    found = step(128, 128, softmax, correction)
+    found = step(plan(), softmax, correction)
     assert (found.mma, found.mufu, found.issue, found.fma, found.alu) == (
         2048,
         1680,
@@ -95,4 +96,4 @@ def test_step_reproduces_the_published_model_of_a_known_kernel():
         656,
     )
     assert found.bound == "mma"
-    assert mma_cycles(64, 64) == 1024
+    assert mma_cycles(plan((64, 64))) == 1024

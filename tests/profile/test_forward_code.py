@@ -1,5 +1,7 @@
 """What ptxas makes of the forward kernel: registers, spills, instruction counts."""
 
+from dataclasses import replace
+
 import pytest
 
 from fa4.compile import artifacts
@@ -22,13 +24,22 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_spills_no_stack_and_register_budgets_honoured(variant):
-    (resources,) = read_resources(artifacts(variant).cubin)
+    made = artifacts(variant)
+    (resources,) = read_resources(made.cubin)
     assert variant.name in resources.kernel
     assert resources.stack == 0
     assert (resources.local_loads, resources.local_stores) == (0, 0)
-    assert unmet_registers(variant, resources) == {}
+    assert unmet_registers(variant, made) == {}
     # what setmaxnreg redistributes: 16 warps at the launch count must fit the register file
     assert resources.registers * variant.threads <= 65536
+
+
+def test_swapped_register_budgets_are_noticed():
+    shipped = plan()
+    softmax, correction, others = shipped.tuning.registers
+    swapped = replace(shipped.tuning, registers=(correction, softmax, others))
+    found = unmet_registers(replace(shipped, tuning=swapped), artifacts(shipped))
+    assert found == {"softmax": correction, "correction": softmax}
 
 
 def summary(**kind):

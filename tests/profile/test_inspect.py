@@ -37,6 +37,14 @@ def test_json_report_and_kept_files(tmp_path, capsys):
     assert kept == [".cubin", ".ptx", ".sass"]
 
 
+def test_a_plan_without_tensor_memory_is_reported_too(no_nvdisasm, capsys):
+    assert inspect_main(["--arch", "sm_90a", "--head-dim", "64"]) == 0
+    text = capsys.readouterr().out
+    assert "fa4_fwd_d64_bfloat16 for sm_90a" in text
+    assert "attend" in text
+    assert "tensor memory" not in text
+
+
 def test_report_without_nvdisasm_says_so(no_nvdisasm, tmp_path, capsys):
     assert inspect_main(["--head-dim", "64", "--keep", str(tmp_path)]) == 0
     text = capsys.readouterr().out

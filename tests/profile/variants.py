@@ -3,7 +3,7 @@
 import itertools
 
 from fa4.plan import plan_forward
-from fa4.problem import Problem
+from fa4.problem import example_problem
 
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 128))
 DTYPES = ("bfloat16", "float16")
@@ -13,20 +13,12 @@ MASKS = {"full": (None, None), "causal": (None, 0), "left": (64, None), "window"
 def plan(dims=(128, 128), dtype="bfloat16", mask="full", softcap=False):
     """The plan of one variant; it depends on no length."""
     left, right = MASKS[mask]
-    problem = Problem(
-        batch=1,
-        seqlen_q=1,
-        seqlen_k=1,
-        heads_q=1,
-        heads_kv=1,
-        head_dim=dims[0],
-        head_dim_v=dims[1],
+    problem = example_problem(
+        *dims,
         dtype=dtype,
-        causal=False,
         window_left=left,
         window_right=right,
         softcap=1.0 if softcap else 0.0,
-        scale=1.0,
     )
     return plan_forward(problem)
 
