@@ -8,10 +8,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
+from fa4.numerics.scales import Scales
 from fa4.pipeline.check import Ledger
 from fa4.pipeline.pipes import Pipes, build_pipes, init_barriers
 from fa4.plan import Plan
-from fa4.tiles.bundles import Scales, TmaTensors, carve
+from fa4.tiles.bundles import TmaTensors, carve
 from fa4.tiles.layouts import smem_layouts
 from fa4.warps.correction import Correction
 from fa4.warps.epilogue import Epilogue

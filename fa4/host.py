@@ -14,10 +14,11 @@ from cutlass.cute.runtime import make_ptr
 from fa4.arguments import INTEGERS, NUMBERS
 from fa4.forward import Forward
 from fa4.hopper import HopperForward
+from fa4.numerics.scales import Scales
 from fa4.plan_base import BasePlan
 from fa4.plan_hopper import HopperPlan
 from fa4.tiles.block_range import Visibility
-from fa4.tiles.bundles import Scales, TmaTensor, TmaTensors
+from fa4.tiles.bundles import TmaTensor, TmaTensors
 from fa4.tiles.hopper_layouts import hopper_layouts
 from fa4.tiles.layouts import DTYPES, mma_atoms, smem_layouts
 from fa4.tiles.scheduler import TileSchedule

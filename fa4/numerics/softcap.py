@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from fa4.tiles.bundles import Scales
+from fa4.numerics.scales import Scales
 
 TWO_LOG2_E = 2.8853900817779268
 

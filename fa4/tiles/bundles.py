@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fa4.numerics.scales import Scales as Scales  # for the Hopper roles
 from fa4.pipeline.storage import SharedMemoryMap
 from fa4.plan import M_TILE, Q_TILES, Plan
 from fa4.tiles.layouts import DTYPES, SmemLayouts
@@ -51,19 +52,6 @@ class TmaTensors:
     k: TmaTensor
     v: TmaTensor
     o: TmaTensor
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Factors of the scores that softmax sees: natural (softmax) and times log2 e (log2).
-
-    With softcap those scores are tanh(softcap * q.k) and the factor is the cap; without, `softcap`
-    is not read.
-    """
-
-    softmax: Float32
-    log2: Float32
-    softcap: Float32
 
 
 @dataclass(frozen=True)

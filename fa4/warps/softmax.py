@@ -21,10 +21,11 @@ from fa4.numerics.online_softmax import (
     row_total,
 )
 from fa4.numerics.pairs import PairMath
+from fa4.numerics.scales import Scales
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline.pipes import Pipes
 from fa4.plan import M_TILE, N_BLOCK, Plan
-from fa4.tiles.bundles import Scales, SmemTensors, tmem_tile
+from fa4.tiles.bundles import SmemTensors, tmem_tile
 from fa4.tiles.layouts import DTYPES
 from fa4.warps.work import CTA_ROWS, Work
 
