@@ -26,7 +26,7 @@ class HopperTuning:
 
 # (head dim of Q and K, of V), both padded.
 TUNED = {
-    (64, 64): HopperTuning(4, 64, 4, True, (112, 24)),
+    (64, 64): HopperTuning(3, 64, 4, True, (160, 24)),
     (96, 96): HopperTuning(3, 64, 3, True, (160, 24)),
     (128, 128): HopperTuning(3, 64, 3, True, (160, 24)),
     (192, 128): HopperTuning(3, 64, 2, True, (160, 24)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
 from cutlass.tensor_utils import LayoutEnum
@@ -28,6 +28,7 @@ from fa4.numerics.softcap import cap_scores
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import HopperPipes
 from fa4.plan_hopper import HopperPlan
+from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import Scales, TmaTensors
 from fa4.tiles.hopper_bundles import HopperSmem
 from fa4.tiles.hopper_layouts import pv_mma, qk_mma
@@ -116,13 +117,13 @@ class Attend:
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.kv_stages)
         q_phase = Int32(0)
         pipes.tile_assigned.wait(slot.index, slot.phase)
-        number = queue.tile[slot.index]
+        number = cute.arch.make_warp_uniform(queue.tile[slot.index])
         while number != END:
             tile = work.schedule.decode(number)
             row0 = tile.m * self.plan.cta_rows + t * self.plan.m_tile
             query = row0 + thread // 32 * 16 + thread % 32 // 4
             place = Place(t, thread, query, tile)
-            exact = queue.exact[slot.index]
+            exact = cute.arch.make_warp_uniform(queue.exact[slot.index])
             pipes.q_loaded.wait(t, q_phase)
             ring = self._blocks(f, row, smem, pipes, work, (place, row0, exact, scales), ring)
             if cutlass.const_expr(self.plan.fixed_reference):
@@ -132,7 +133,7 @@ class Attend:
             slot.advance()
             q_phase ^= 1
             pipes.tile_assigned.wait(slot.index, slot.phase)
-            number = queue.tile[slot.index]
+            number = cute.arch.make_warp_uniform(queue.tile[slot.index])
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=False)
 
@@ -161,11 +162,14 @@ class Attend:
         see, rows, cta_row = work.visibility, self.plan.m_tile, place.tile.m * self.plan.cta_rows
         cta_first, cta_last = see.blocks(cta_row, self.plan.cta_rows)
         first, last = see.blocks(row0, rows)
-        blocks = see.split(first, last, row0, rows)
-        # The frozen reference must be that of a key: with it, at least one visible block is masked.
-        masked = cutlass.max((see.row_end(row0) - 1) // self.plan.n_block, first)
-        masked = cutlass.min(masked, blocks.full_last)
-        full_first = cutlass.min(blocks.full_first, masked)
+        full = see.split(first, last, row0, rows)
+        # The frozen reference must be that of a key: the block of the first row's last key is the
+        # last one whose maximum counts. An exact tile never freezes it.
+        frozen = cutlass.max((see.row_end(row0) - 1) // self.plan.n_block, first)
+        if cutlass.const_expr(self.plan.fixed_reference):
+            frozen = frozen if exact == 0 else first
+        else:
+            frozen = first
         ring = self._skip(pipes, ring, cta_last - last)
         f.o.fill(0.0)
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
@@ -174,29 +178,14 @@ class Attend:
         self._scores(f, smem, place, pipes, ring)
         warpgroup.wait_group(0)
         pipes.k_loaded.release(ring.index)
-        self._softmax(f, row, place, scales, see, (last - 1) * self.plan.n_block, True)
+        self._softmax(f, row, (place, scales, see), last - 1, Boolean(True), Boolean(True))
         self._round_p(f)
-        block = last - 2
-        for _ in cutlass.range(last - 1 - masked, unroll=1):
-            ring = self._step(f, row, smem, pipes, (place, scales, see, block), ring, (True, True))
-            block -= 1
-        running = masked - full_first
-        if cutlass.const_expr(self.plan.fixed_reference):
-            running = running if exact != 0 else Int32(0)
-            for _ in cutlass.range(masked - full_first - running, unroll=1):
-                ring = self._step(
-                    f, row, smem, pipes, (place, scales, see, block), ring, (False, False)
-                )
-                block -= 1
-        for _ in cutlass.range(running, unroll=1):
-            ring = self._step(f, row, smem, pipes, (place, scales, see, block), ring, (False, True))
-            block -= 1
-        if cutlass.const_expr(self.plan.left_bound):
-            for _ in cutlass.range(full_first - first, unroll=1):
-                ring = self._step(
-                    f, row, smem, pipes, (place, scales, see, block), ring, (True, True)
-                )
-                block -= 1
+        for i in cutlass.range(last - 1 - first, unroll=1):
+            block = last - 2 - i
+            masked = (block >= full.full_last) | (block < full.full_first)
+            ring = self._step(
+                f, row, smem, pipes, (place, scales, see), (block, masked, block >= frozen), ring
+            )
         if cutlass.const_expr(self.plan.tuning.own_o):
             pipes.q_loaded.release(place.t)
         pipes.v_loaded.wait(ring.index, ring.phase)
@@ -225,12 +214,12 @@ class Attend:
         row: Row,
         smem: HopperSmem,
         pipes: HopperPipes,
-        where: tuple,
+        where: tuple[Place, Scales, Visibility],
+        what: tuple[Int32, Boolean, Boolean],
         ring: PipelineState,
-        kind: cutlass.Constexpr[tuple[bool, bool]],
     ) -> PipelineState:
-        """O += P V of the block before, and P of this one; kind: (masked, running maximum)."""
-        place, scales, see, block = where
+        """O += P V of the block before, and P of this one; what: (block, masked, running)."""
+        place, (block, masked, running) = where[0], what
         ahead = ring.clone()
         ahead.advance()
         self._scores(f, smem, place, pipes, ahead)
@@ -238,13 +227,10 @@ class Attend:
         self._add_pv(f, smem, ring)
         warpgroup.wait_group(1)
         pipes.k_loaded.release(ahead.index)
-        key0 = block * self.plan.n_block
-        self._softmax(
-            f, row, place, scales, see if cutlass.const_expr(kind[0]) else None, key0, kind[1]
-        )
+        self._softmax(f, row, where, block, masked, running)
         warpgroup.wait_group(0)
         pipes.v_loaded.release(ring.index)
-        if cutlass.const_expr(kind[1]):
+        if running:
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):
                 o = f.row(f.o, r)
                 for i in cutlass.range_constexpr(cute.size(o)):
@@ -283,32 +269,34 @@ class Attend:
         self,
         f: Fragments,
         row: Row,
-        place: Place,
-        scales: Scales,
-        see: object,
-        key0: Int32,
-        running: cutlass.Constexpr[bool],
+        where: tuple[Place, Scales, Visibility],
+        block: Int32,
+        masked: Boolean,
+        running: Boolean,
     ) -> None:
-        """S -> P in float32, in place, with the rows' sums; masked when `see` is given."""
+        """S -> P in float32, in place, with the rows' sums; the whole warpgroup branches alike."""
+        place, scales, see = where
         span = (0, self.plan.n_block // 4)
-        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-            scores = f.row(f.s, r)
-            if cutlass.const_expr(self.plan.softcap):
-                cap_scores(scores, span, scales)
-            if cutlass.const_expr(see is not None):
-                query = place.query + 8 * r
-                self._hide(scores, see.mask(query, query, key0), place.thread)
-            if cutlass.const_expr(running):
+        if cutlass.const_expr(self.plan.softcap):
+            for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+                cap_scores(f.row(f.s, r), span, scales)
+        if masked:
+            for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+                query, key0 = place.query + 8 * r, block * self.plan.n_block
+                self._hide(f.row(f.s, r), see.mask(query, query, key0), place.thread)
+        if running:
+            for r in cutlass.range_constexpr(ROWS_PER_THREAD):
                 maximum = row_maximum(row.maximum[r])
-                maximum.take(scores, span)
+                maximum.take(f.row(f.s, r), span)
                 # four lanes hold a row
                 highest = cute.arch.warp_reduction_max(maximum.value(), threads_in_group=4)
                 state = RowState(row.maximum[r], row.total[r])
                 state, factor = self.strategy.update_maximum(state, highest, scales.log2)
                 row.maximum[r], row.total[r] = state.maximum, state.total
                 row.factor[r] = factor
-            state = RowState(row.maximum[r], row.total[r])
-            bias = -state.reference() * scales.log2
+        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+            scores = f.row(f.s, r)
+            bias = -RowState(row.maximum[r], row.total[r]).reference() * scales.log2
             self.strategy.exponentiate(scores, span, scales.log2, bias)
             total = row_total(row.total[r], self.strategy.math)
             total.take(scores, span)
