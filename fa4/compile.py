@@ -76,6 +76,7 @@ def artifacts(plan: BasePlan) -> Artifacts:
 
 
 def _compile(plan: BasePlan, options: str) -> Callable[..., None]:
+    plan.check()  # one that somebody tuned by hand came past plan_forward
     logger.info("compiling %s", plan.name)
     with ExitStack() as stack:
         stack.enter_context(compile_target(plan.arch))

@@ -8,7 +8,7 @@ from functools import cache
 from fa4.pipeline.edges import Edge, forward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import TmemMap, tmem_map
-from fa4.plan_base import CHIPS, BasePlan, Role, padded
+from fa4.plan_base import CHIPS, BasePlan, Role, padded, require
 from fa4.plan_hopper import hopper_plan
 from fa4.problem import Problem
 
@@ -97,6 +97,29 @@ class Plan(BasePlan):
                 "sKV": self.tuning.kv_stages * self.kv_stage_bytes,
                 "sO": self.tuning.o_stages * self.o_tile_bytes,
             },
+        )
+
+    def check(self) -> None:
+        """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""
+        super().check()
+        stages, share, head = (
+            getattr(self.tuning, name) for name in ("kv_stages", "exp2_emulated", "p_head")
+        )
+        require(
+            stages >= 2,
+            f"{self.name}: kv_stages={stages}; the MMA warp holds V of one block while it waits "
+            "for K of the next. Take at least 2.",
+        )
+        require(
+            share % 8 == 0 and 0 <= share <= N_BLOCK,
+            f"{self.name}: exp2_emulated={share} of {N_BLOCK}; masked blocks permute chunks of "
+            "32 keys, and a row's bits must not depend on that, so every chunk emulates the same "
+            f"pairs. Take a multiple of 8 in 0 ... {N_BLOCK}.",
+        )
+        require(
+            head % 32 == 0 and 0 < head <= N_BLOCK,
+            f"{self.name}: p_head={head}; P is written in chunks of 32 keys. Take a multiple of "
+            f"32 in 32 ... {N_BLOCK}.",
         )
 
     @property

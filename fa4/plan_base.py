@@ -161,14 +161,31 @@ class BasePlan:
         return self.right_bound and not self.left_bound
 
     def check(self) -> None:
-        """Raise ValueError when the plan does not fit the chip."""
+        """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""
         chip = CHIPS[self.arch]
+        for role, budget in self.roles.items():
+            require(
+                budget.registers % 8 == 0 and 24 <= budget.registers <= 256,
+                f"{self.name}: {budget.registers} registers for {role}; setmaxnreg takes multiples "
+                "of 8 from 24 to 256. Change the tuning's registers.",
+            )
         nbytes = self.smem().nbytes
-        if nbytes > chip.smem_bytes:
-            raise ValueError(f"{self.name}: {nbytes=} of shared memory, {chip.smem_bytes} allowed")
+        require(
+            nbytes <= chip.smem_bytes,
+            f"{self.name}: {nbytes=} of shared memory, {chip.smem_bytes} allowed. "
+            "Take fewer stages.",
+        )
         registers = sum(32 * role.warps * role.registers for role in self.roles.values())
-        if registers > chip.registers:
-            raise ValueError(f"{self.name}: {registers=}, {chip.registers} allowed")
+        require(
+            registers <= chip.registers,
+            f"{self.name}: {registers=}, {chip.registers} allowed. Give some role fewer.",
+        )
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise ValueError with `message` unless the rule holds."""
+    if not holds:
+        raise ValueError(message)
 
 
 def padded(dim: int, available: tuple[int, ...]) -> int:

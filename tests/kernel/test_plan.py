@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fa4.compile import artifacts
 from fa4.pipeline.tmem import tmem_map
 from fa4.plan import CHIPS, TUNED, Plan, plan_forward
 from fa4.problem import Problem, example_problem
@@ -67,6 +68,37 @@ def test_too_many_registers_are_refused() -> None:
     greedy = replace(plan, tuning=replace(plan.tuning, registers=(200, 72, 56)))
     with pytest.raises(ValueError, match="registers=67584, 65536 allowed"):
         greedy.check()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"exp2_emulated": 20}, "exp2_emulated=20 of 128;.*Take a multiple of 8 in 0 ... 128"),
+        ({"exp2_emulated": -8}, "exp2_emulated=-8"),
+        ({"exp2_emulated": 136}, "exp2_emulated=136"),
+        ({"p_head": 48}, "p_head=48;.*Take a multiple of 32 in 32 ... 128"),
+        ({"p_head": 0}, "p_head=0"),
+        ({"p_head": 160}, "p_head=160"),
+        ({"registers": (188, 72, 56)}, "188 registers for softmax;.*multiples of 8 from 24 to 256"),
+        ({"registers": (192, 16, 56)}, "16 registers for correction"),
+        ({"registers": (264, 24, 24)}, "264 registers for softmax"),
+        ({"kv_stages": 1}, "kv_stages=1;.*Take at least 2"),
+    ],
+    ids=str,
+)
+def test_tunings_that_the_kernel_cannot_follow_are_refused(change: dict, words: str) -> None:
+    plan = plan_forward(problem())
+    wrong = replace(plan, tuning=replace(plan.tuning, **change))
+    with pytest.raises(ValueError, match=words):
+        wrong.check()
+    with pytest.raises(ValueError, match=words):
+        artifacts(wrong)
+
+
+def test_tunings_at_the_ends_of_the_rules_are_fine() -> None:
+    plan = plan_forward(problem(head_dim=64, head_dim_v=64))
+    for change in ({"exp2_emulated": 0}, {"exp2_emulated": 128}, {"p_head": 128}, {"kv_stages": 2}):
+        replace(plan, tuning=replace(plan.tuning, **change)).check()
 
 
 def test_unknown_architecture_is_refused() -> None:
