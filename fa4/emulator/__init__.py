@@ -1,4 +1,4 @@
-"""Runs kernels that the CuTe DSL compiled for Blackwell (sm_100a) on a CPU.
+"""Runs kernels that the CuTe DSL compiled for Blackwell (sm_100a) or Hopper (sm_90a) on a CPU.
 
     with fa4.emulator.session(schedule="priority", seed=3) as emulated:
         compiled(...)

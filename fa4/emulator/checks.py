@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from .program import Program
 from .ptx.syntax import Instruction
-from .translate.flow import registers_read
-from .translate.registers import destination, registers_of
+from .translate.registers import destination, registers_of, registers_read
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from .tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
     from .machine import Cluster
+    from .warpgroup import Warpgroup
 
 _GENERATED = "<ptx block"
 
@@ -50,6 +51,7 @@ class Cta:
         self.cluster_phase: dict[int, int] = {}
         self.bulk_groups: dict[int, CopyGroups] = {}
         self.copy_groups: dict[int, CopyGroups] = {}
+        self.warpgroups: dict[int, Warpgroup] = {}
         registers = machine.registers_per_thread
         count = -(-self.launch.threads // 32)
         blocks = len(self.translation.blocks)

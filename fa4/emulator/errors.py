@@ -45,6 +45,10 @@ class TensorMemoryError(EmulatorError):
     """Wrong use of tensor memory: allocation, columns or lanes."""
 
 
+class WarpgroupError(EmulatorError):
+    """Wrong use of wgmma: its warps, fences, groups, or registers that are in flight."""
+
+
 class RegisterError(EmulatorError):
     """Wrong use of setmaxnreg."""
 

@@ -1,4 +1,4 @@
-"""Shared-memory and instruction descriptors of tcgen05.mma, decoded and checked."""
+"""Shared-memory and instruction descriptors of tcgen05.mma and wgmma, decoded and checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from functools import lru_cache
 import numpy as np
 
 from .errors import DescriptorError, UnsupportedInstruction
+from .formats import decode_words
 from .shared import SYSTEM_BYTES
 from .tma_descriptor import swizzled
 
 # Swizzle field (bits 61-63) to log2 of the units of 16 bytes in a swizzled row.
 _SWIZZLES = {0: 0, 6: 1, 4: 2, 2: 3}
+_HOPPER_SWIZZLES = (0, 3, 2, 1)  # the same for bits 62-63 of wgmma
 _FORMATS = {
     "f16": {0: "f16", 1: "bf16"},
     "tf32": {2: "tf32"},
@@ -83,16 +85,23 @@ def decode_instruction(kind: str, bits: int, pair: bool) -> MmaShape:
 
 @lru_cache(maxsize=8192)
 def operand_units(
-    descriptor: int, rows: int, units: int, mn_major: bool, element_bytes: int, row_limit: int
+    descriptor: int,
+    rows: int,
+    units: int,
+    mn_major: bool,
+    element_bytes: int,
+    row_limit: int,
+    hopper: bool = False,
 ) -> np.ndarray:
     """Places of an operand's 16-byte units in shared memory.
 
     K-major: (rows, units of K). MN-major: (K elements, units of rows), where K covers 32 bytes
-    in K-major terms. `row_limit` is the first unit outside the CTA's shared memory.
+    in K-major terms. `row_limit` is the first unit outside the CTA's shared memory. `hopper`: a
+    descriptor of wgmma, not of tcgen05.
     Raises DescriptorError.
     """
     start, leading = descriptor & 0x3FFF, descriptor >> 16 & 0x3FFF
-    stride, swizzle = descriptor >> 32 & 0x3FFF, _check(descriptor)
+    stride, swizzle = descriptor >> 32 & 0x3FFF, _check(descriptor, hopper)
     width = 1 << swizzle
     if mn_major:
         k = np.arange(32 // element_bytes)[:, None]
@@ -117,19 +126,18 @@ def operand_units(
     return places
 
 
-def _check(descriptor: int) -> int:
+def operand_values(units: np.ndarray, mn_major: bool, fmt: str) -> np.ndarray:
+    """An operand as float32 (rows, K) from its 16-byte units, placed as in `operand_units`."""
+    values = decode_words(units.reshape(units.shape[0], -1), fmt)
+    return values.T if mn_major else values
+
+
+def _check(descriptor: int, hopper: bool) -> int:
     """Checks a shared-memory descriptor's fixed fields; returns log2 of its swizzle width."""
     text = f"shared-memory descriptor {descriptor:#018x}"
-    field = descriptor >> 61 & 7
-    if field == 1:
-        raise UnsupportedInstruction(f"{text}: 128-byte swizzle of 32-byte atoms is not emulated")
-    if field not in _SWIZZLES:
-        raise DescriptorError(f"{text}: swizzle mode {field}; allowed: 0, 1, 2, 4, 6")
-    if descriptor >> 46 & 7 != 1 or descriptor >> 53 & 0xFF:
-        raise DescriptorError(f"{text}: bits 46-48 must be 1 and bits 53-60 must be 0")
-    if descriptor >> 49 & 7 or descriptor >> 52 & 1:
-        raise UnsupportedInstruction(f"{text}: base offset and absolute strides are not emulated")
-    swizzle = _SWIZZLES[field]
+    swizzle = _hopper_swizzle(descriptor, text) if hopper else _swizzle(descriptor, text)
+    if descriptor >> 49 & 7:
+        raise UnsupportedInstruction(f"{text}: base offsets are not emulated")
     start = descriptor & 0x3FFF
     if start >> 3 & (1 << swizzle) - 1:
         raise DescriptorError(
@@ -137,3 +145,24 @@ def _check(descriptor: int) -> int:
             f"atom ({128 << swizzle} bytes) and the base offset is 0"
         )
     return swizzle
+
+
+def _swizzle(descriptor: int, text: str) -> int:
+    """Checks what only tcgen05 descriptors hold."""
+    field = descriptor >> 61 & 7
+    if field == 1:
+        raise UnsupportedInstruction(f"{text}: 128-byte swizzle of 32-byte atoms is not emulated")
+    if field not in _SWIZZLES:
+        raise DescriptorError(f"{text}: swizzle mode {field}; allowed: 0, 1, 2, 4, 6")
+    if descriptor >> 46 & 7 != 1 or descriptor >> 53 & 0xFF:
+        raise DescriptorError(f"{text}: bits 46-48 must be 1 and bits 53-60 must be 0")
+    if descriptor >> 52 & 1:
+        raise UnsupportedInstruction(f"{text}: absolute strides are not emulated")
+    return _SWIZZLES[field]
+
+
+def _hopper_swizzle(descriptor: int, text: str) -> int:
+    """Checks the fixed fields of wgmma descriptors."""
+    if descriptor >> 46 & 7 or descriptor >> 52 & 0x3FF:
+        raise DescriptorError(f"{text}: bits 46-48 and 52-61 must be 0; is it one of tcgen05?")
+    return _HOPPER_SWIZZLES[descriptor >> 62]

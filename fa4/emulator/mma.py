@@ -9,7 +9,7 @@ import numpy as np
 from .barriers import OFFSET, barrier_at
 from .errors import TensorMemoryError, UnsupportedInstruction
 from .formats import decode_words, from_f16
-from .matrix_descriptors import MmaShape, decode_instruction, operand_units
+from .matrix_descriptors import MmaShape, decode_instruction, operand_units, operand_values
 from .tensor_memory import LANES, cta_pair
 from .tma import active_lanes
 
@@ -142,9 +142,7 @@ def _operand(cta: Cta, descriptor: int, rows: int, mn_major: bool, shape: MmaSha
     memory = cta.shared
     size = shape.element_bytes
     units = operand_units(descriptor, rows, 2, mn_major, size, memory.row_count)
-    raw = memory.rows[units]
-    values = decode_words(raw.reshape(raw.shape[0], -1), fmt)
-    return values.T if mn_major else values
+    return operand_values(memory.rows[units], mn_major, fmt)
 
 
 def tensor_commit(w: Team, place, multicast, pair: bool, mask) -> None:

@@ -110,7 +110,7 @@ class RunStats:
     """Counts of one launch.
 
     `by_role`: warp-instructions per role (or `warp i` without labels). `by_line`: the same per
-    (source file, line), for PTX with line info. `mmas`: tcgen05.mma instructions.
+    (source file, line), for PTX with line info. `mmas`: tcgen05.mma or wgmma instructions.
     """
 
     warp_instructions: int = 0

@@ -3,16 +3,15 @@
 import contextlib
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from fa4.emulator.labels import Labels
 from fa4.emulator.tensors import CudaView, torch_extent
 
 _SCHEDULES = ("early", "late", "random", "priority")
-_ARCHITECTURES = ("sm_100a",)
 
-# cudaDeviceAttr numbers and what a B200 answers (CUDA Runtime API, compute capability 10.0)
+# cudaDeviceAttr numbers and what a B200 and an H200 answer (CUDA Runtime API)
 _ATTRIBUTES = {
     1: 1024,  # threads per block
     2: 1024,  # block x, y, z
@@ -25,13 +24,11 @@ _ATTRIBUTES = {
     10: 32,  # warp size
     12: 65536,  # registers per block
     39: 2048,  # threads per SM
-    75: 10,  # compute capability major, minor
-    76: 0,
     81: 233472,  # shared memory per SM
     82: 65536,  # registers per SM
     97: 232448,  # shared memory per block with opt-in
 }
-_NUM_SMS, _L2_BYTES = 16, 38
+_NUM_SMS, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76
 
 
 @dataclass(frozen=True)
@@ -40,14 +37,23 @@ class Device:
 
     num_sms: int = 148
     l2_bytes: int = 126 << 20
+    capability: tuple[int, int] = (10, 0)
 
     def attribute(self, number: int) -> int:
         """Value of a cudaDeviceAttr; 0 for those that no host code has asked for yet."""
-        if number == _NUM_SMS:
-            return self.num_sms
-        if number == _L2_BYTES:
-            return self.l2_bytes
-        return _ATTRIBUTES.get(number, 0)
+        own = {
+            _NUM_SMS: self.num_sms,
+            _L2_BYTES: self.l2_bytes,
+            _MAJOR: self.capability[0],
+            _MINOR: self.capability[1],
+        }
+        return own[number] if number in own else _ATTRIBUTES.get(number, 0)
+
+
+DEVICES = {  # B200, H200
+    "sm_100a": Device(148, 126 << 20, (10, 0)),
+    "sm_90a": Device(132, 50 << 20, (9, 0)),
+}
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,15 @@ class Session:
     seed: int = 0
     arch: str = "sm_100a"
     labels: Labels | None = None
-    device: Device = field(default_factory=Device)
+    device: Device | None = None
     launches: list[LaunchRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.schedule not in _SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r}: use one of {', '.join(_SCHEDULES)}")
-        if self.arch not in _ARCHITECTURES:
-            raise ValueError(f"arch={self.arch!r}: the emulator runs {', '.join(_ARCHITECTURES)}")
+        if self.arch not in DEVICES:
+            raise ValueError(f"arch={self.arch!r}: the emulator runs {', '.join(DEVICES)}")
+        self.device = self.device or DEVICES[self.arch]
         if self.device.num_sms < 1:
             raise ValueError(f"num_sms={self.device.num_sms}: at least one SM is needed")
         self._registered: list[tuple[int, int, str]] = []
@@ -166,7 +173,7 @@ def session(
     seed: int = 0,
     arch: str = "sm_100a",
     labels: Labels | None = None,
-    num_sms: int = 148,
+    num_sms: int | None = None,
 ) -> Session:
     """Open an emulator session: any function of the CuTe DSL called inside runs on the CPU.
 
@@ -177,14 +184,17 @@ def session(
     Needs no GPU, CUDA driver or C compiler. `schedule` decides when asynchronous effects and warps
     happen: "early" (at issue), "late" (only when every warp waits), "random", "priority" (random
     strict priorities per warp); the last two follow `seed`. `labels` names warps and barriers in
-    reports. `num_sms` is what host code sees, and so how many CTAs a persistent kernel starts: a
-    small number gives each CTA several tiles.
+    reports. `arch` is sm_100a (a B200) or sm_90a (an H200). `num_sms` is what host code sees, and
+    so how many CTAs a persistent kernel starts: a small number gives each CTA several tiles.
 
     Tensors live in host memory; CPU tensors given to `from_dlpack` or to a TVM-FFI function count
     as CUDA tensors. Compile inside the session, or before it inside `keep_ptx()`. Errors of the
     engine (`EmulatorError`) come out of the call as they are. Sessions nest; the innermost counts.
     """
-    return Session(schedule, seed, arch, labels, Device(num_sms))
+    device = DEVICES.get(arch)
+    if device is not None and num_sms is not None:
+        device = replace(device, num_sms=num_sms)
+    return Session(schedule, seed, arch, labels, device)
 
 
 def current_session() -> Session | None:

@@ -116,12 +116,12 @@ class MbarrierWait(Wait):
         )
 
     def join(self, other: MbarrierWait, width: int, other_width: int) -> MbarrierWait:
-        entries = [_padded(e, 0, other_width) for e in self.entries]
-        entries += [_padded(e, width, 0) for e in other.entries]
+        entries = [padded(e, 0, other_width) for e in self.entries]
+        entries += [padded(e, width, 0) for e in other.entries]
         return MbarrierWait(entries, self.slot, None)
 
     def ready_lanes(self, width: int) -> np.ndarray | None:
-        return _ready_lanes(self.entries, width)
+        return ready_lanes(self.entries, width)
 
     def target(self) -> str:
         return ", ".join(str(entry.barrier) for entry in self.entries)
@@ -156,23 +156,25 @@ class BarrierWait(Wait):
         return isinstance(other, BarrierWait)
 
     def join(self, other: BarrierWait, width: int, other_width: int) -> BarrierWait:
-        entries = [_padded(e, 0, other_width) for e in self.entries]
-        return BarrierWait(entries + [_padded(e, width, 0) for e in other.entries])
+        entries = [padded(e, 0, other_width) for e in self.entries]
+        return BarrierWait(entries + [padded(e, width, 0) for e in other.entries])
 
     def ready_lanes(self, width: int) -> np.ndarray | None:
-        return _ready_lanes(self.entries, width)
+        return ready_lanes(self.entries, width)
 
     def target(self) -> str:
         return ", ".join(str(entry.barrier) for entry in self.entries)
 
 
-def _padded(entry, before: int, after: int):
+def padded(entry, before: int, after: int):
+    """The same entry in a team with more lanes on either side."""
     pieces = (np.zeros(before, bool), entry.lanes, np.zeros(after, bool))
     values = {**entry.__dict__, "lanes": np.concatenate(pieces)}
     return type(entry)(**values)
 
 
-def _ready_lanes(entries: list, width: int) -> np.ndarray | None:
+def ready_lanes(entries: list, width: int) -> np.ndarray | None:
+    """Lanes of the entries that are over, when that is some but not all of them."""
     lanes = np.zeros(width, bool)
     over = [entry for entry in entries if entry.over()]
     if not over or len(over) == len(entries):

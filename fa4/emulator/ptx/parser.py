@@ -26,6 +26,7 @@ _BLOCKING = (
     "cp.async.bulk.wait",
     "setmaxnreg",
     "tcgen05.alloc",
+    "wgmma.wait_group",
     "ret",
     "exit",
     "trap",

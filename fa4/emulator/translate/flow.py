@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..ptx.syntax import Instruction, Kernel
-from .registers import RegisterFile, destination, registers_of
+from .registers import RegisterFile, registers_touched
 
 # Instructions that act on a whole warp: every live lane of the warp must have arrived.
 _COLLECTIVE = (
@@ -26,6 +26,7 @@ _COLLECTIVE = (
     "ldmatrix",
     "stmatrix",
     "mma.",
+    "wgmma.",
 )
 # Instructions after which the warp may have to wait: they end a block.
 _BLOCKING = (
@@ -42,12 +43,14 @@ _BLOCKING = (
     "cp.async.bulk.wait",
     "setmaxnreg",
     "tcgen05.alloc",
+    "wgmma.wait_group",
 )
 # Instructions that let others go on: a block ends behind them, so that a scheduler can let the
 # others run before whatever this warp does next.
 _SIGNALS = ("mbarrier.arrive", "bar.arrive", "barrier.arrive", "barrier.cta.arrive")
 _SIGNALS += ("tcgen05.commit", "cp.async.mbarrier.arrive", "barrier.cluster.arrive")
-_SIDE_EFFECTS = ("st", "red", "atom", "mbarrier", "cp", "bar", "barrier", "tcgen05")
+_SIGNALS += ("wgmma.mma_async",)
+_SIDE_EFFECTS = ("st", "red", "atom", "mbarrier", "cp", "bar", "barrier", "tcgen05", "wgmma")
 _LEAVING = ("ret", "exit", "trap")
 
 
@@ -55,7 +58,8 @@ _LEAVING = ("ret", "exit", "trap")
 class Block:
     """Instructions [start, end). `terminator` ends it (None: falls through to the next block).
 
-    Register sets are bit masks over register numbers. `temporaries` live only inside the block.
+    Register sets are bit masks over register numbers. `temporaries` live only inside the block;
+    `accessed` are those that instructions other than wgmma read or write.
     """
 
     index: int
@@ -67,6 +71,7 @@ class Block:
     uses: int = 0
     defines: int = 0
     touches: int = 0
+    accessed: int = 0
     live_in: int = 0
     live_out: int = 0
     temporaries: int = 0
@@ -145,25 +150,16 @@ def _successors(block: Block, flow: Flow) -> tuple[int, ...]:
 
 def _summarise(block: Block, kernel: Kernel, numbers: dict[str, int]) -> None:
     for instruction in kernel.instructions[block.start : block.end]:
-        reads = writes = 0
-        for name in registers_read(instruction):
-            reads |= 1 << numbers[name]
-        for name in registers_of(destination(instruction)):
-            writes |= 1 << numbers[name]
+        read, written = registers_touched(instruction)
+        reads = sum(1 << numbers[name] for name in read)
+        writes = sum(1 << numbers[name] for name in written)
         if instruction.guard:
             reads |= writes  # a lane that is switched off keeps the old value
         block.touches |= reads | writes
+        if instruction.root != "wgmma":
+            block.accessed |= reads | writes
         block.uses |= reads & ~block.defines
         block.defines |= writes
-
-
-def registers_read(instruction: Instruction) -> set[str]:
-    """Names of the registers that an instruction reads."""
-    written = destination(instruction)
-    names = {n for o in instruction.operands if o is not written for n in registers_of(o)}
-    if instruction.guard:
-        names.add(instruction.guard.name)
-    return names
 
 
 def _solve(flow: Flow) -> None:

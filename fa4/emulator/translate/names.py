@@ -15,6 +15,8 @@ from .. import (
     tma,
     warp_matrix,
     warp_ops,
+    warpgroup,
+    wgmma,
 )
 from ..errors import KernelTrap
 from ..special import LOCAL_WINDOW, SHARED_WINDOW
@@ -57,6 +59,8 @@ for _module in (
     tma,
     warp_matrix,
     warp_ops,
+    warpgroup,
+    wgmma,
 ):
     NAMESPACE.update({k: v for k, v in vars(_module).items() if not k.startswith("_")})
 NAMESPACE.update(

@@ -73,6 +73,8 @@ def destination(instruction: Instruction) -> Operand | None:
         return None
     if root == "tcgen05":
         return operands[0] if instruction.parts[1] == "ld" else None
+    if root == "wgmma":
+        return operands[0] if instruction.parts[1] == "mma_async" else None
     if root == "clusterlaunchcontrol":
         return operands[0] if "query_cancel" in instruction.parts else None
     if root == "barrier" and "red" in instruction.parts:
@@ -97,6 +99,20 @@ def registers_of(operand: Operand | None) -> Iterator[str]:
     elif isinstance(operand, Pair):
         yield from registers_of(operand.first)
         yield from registers_of(operand.second)
+
+
+def registers_read(instruction: Instruction) -> set[str]:
+    """Names of the registers that an instruction reads."""
+    written = None if instruction.root == "wgmma" else destination(instruction)
+    names = {n for o in instruction.operands if o is not written for n in registers_of(o)}
+    if instruction.guard:
+        names.add(instruction.guard.name)
+    return names
+
+
+def registers_touched(instruction: Instruction) -> tuple[set[str], set[str]]:
+    """Names of the registers that an instruction reads, and of those that it writes."""
+    return registers_read(instruction), set(registers_of(destination(instruction)))
 
 
 class RegisterFile:
@@ -148,6 +164,8 @@ def _ballot(
         return "i", 1
     if root == "tcgen05" and instruction.parts[1] == "ld":
         return "f", 0.5
+    if root == "wgmma":
+        return ("f" if position == 0 else "i"), 1
     if root == "mov" and any(isinstance(o, Vector) for o in instruction.operands):
         return ("x", 1) if kind == "b64" and not isinstance(operand, Vector) else ("", 0)
     if root in _NEUTRAL and kind != "f32" and not (root == "tcgen05" and position):

@@ -74,6 +74,8 @@ def _blocking(emitter: Emitter, last: Instruction, following: int) -> None:
         if "wait_all" in last.parts:
             emitter.emit(f"copy_commit(w,{mask})")
         call = f"wait_copy(w,{group_limit(last)},{following},{mask})"
+    elif opcode.startswith("wgmma."):
+        call = f"wait_wgmma(w,{operands[0].value},{following},{mask})"
     elif opcode.startswith("setmaxnreg"):
         call = f"set_registers(w,{'inc' in last.parts},{operands[0].value},{following},{mask})"
     else:

@@ -9,7 +9,17 @@ import numpy as np
 
 from ..errors import EmulatorError, UnsupportedInstruction
 from ..ptx.syntax import Instruction, Kernel
-from . import access, compare, floating, integer, matrices, moves, tensor, warps  # noqa: F401  (handlers)
+from . import (  # noqa: F401  (handlers)
+    access,
+    compare,
+    floating,
+    integer,
+    matrices,
+    moves,
+    tensor,
+    warpgroups,
+    warps,
+)
 from .constants import ConstantPool
 from .emitter import Emitter
 from .flow import Block, build_flow
@@ -38,7 +48,9 @@ class Translation:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.registers = RegisterFile(kernel)
+        self.numbers = {name: i for i, name in enumerate(self.registers.storage)}
         self.flow = build_flow(kernel, self.registers)
+        self.watches = any(i.root == "wgmma" for i in kernel.instructions)
         self.constants = ConstantPool()
         self.owners: dict[str, list[Instruction | None]] = {}
         self.blocks = [self._pending(block) for block in self.flow.blocks]
@@ -88,6 +100,8 @@ class Translation:
     def _compile(self, block: Block, masked: bool) -> BlockFunction:
         emitter = Emitter(self.registers, self.constants, block, masked)
         body = self.kernel.instructions[block.start : block.end]
+        if self.watches and block.accessed:
+            emitter.emit(f"watch_registers(w,{block.index},{emitter.mask})")
         try:
             for instruction in body[:-1] if block.terminator else body:
                 emit_instruction(emitter, instruction)
