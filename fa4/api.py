@@ -18,6 +18,7 @@ from fa4.problem import Problem, default_scale
 
 logger = logging.getLogger("fa4")
 
+NATIVE_ARCHS = {(10, 0): "sm_100a", (10, 3): "sm_103a"}  # by compute capability
 EMULATED_ARCHS = ("sm_100a",)
 TMA_ALIGNMENT = 16  # bytes, of the base address and of every stride but the last
 TMA_STRIDE_LIMIT = 2**40  # bytes: the width of a stride in a tensor map
@@ -66,8 +67,8 @@ def flash_attn_func(
         lse (batch, heads_q, seqlen_q), float32, natural logarithm. A row that sees no key has
         out 0 and lse -inf.
 
-    CUDA tensors on compute capability 10.x run natively. CPU tensors run the same compiled kernel
-    in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
+    CUDA tensors on compute capability 10.0 and 10.3 run natively. CPU tensors run the same
+    compiled kernel in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
 
     Raises:
         TypeError, ValueError: a dtype, shape, stride or option that is not supported.
@@ -221,16 +222,19 @@ def emulated_arch() -> str:
 @lru_cache
 def native_arch(device: torch.device) -> str:
     """Architecture of a GPU, as ptxas names it. Raises NotImplementedError where no kernel runs."""
-    remedy = "Supported: CUDA devices of compute capability 10.x, and CPU tensors (emulated)."
+    capabilities = " or ".join(f"{major}.{minor}" for major, minor in NATIVE_ARCHS)
+    remedy = (
+        f"Supported: CUDA devices of compute capability {capabilities}, and CPU tensors (emulated)."
+    )
     if device.type != "cuda":
         raise NotImplementedError(f"No kernel for device {str(device)!r}. {remedy}")
     major, minor = torch.cuda.get_device_capability(device)
-    if major != 10:
+    if (major, minor) not in NATIVE_ARCHS:
         name = torch.cuda.get_device_name(device)
         raise NotImplementedError(
             f"No kernel for {name} ({device}, compute capability {major}.{minor}). {remedy}"
         )
-    return f"sm_{major}{minor}a"
+    return NATIVE_ARCHS[major, minor]
 
 
 def _arch(device: torch.device) -> str:

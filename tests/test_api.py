@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import fa4
-from fa4 import api, reference
+from fa4 import api, emulator, reference
+from fa4.plan import plan_forward
+from fa4.problem import example_problem
 
 
 class Launches(list):
@@ -112,7 +114,7 @@ def bad_calls():
             [t.to("meta") for t in (q, k, v)],
             {},
             NotImplementedError,
-            "compute capability 10.x",
+            "compute capability 10.0 or 10.3",
         ),
     }
 
@@ -265,10 +267,21 @@ def test_the_emulated_architecture_comes_from_the_environment(launches, monkeypa
     assert not fa4.can_implement(q, k, v)
 
 
+def test_every_architecture_has_plans_and_every_emulated_one_a_session():
+    for arch in {*api.NATIVE_ARCHS.values(), *api.EMULATED_ARCHS}:
+        assert plan_forward(example_problem(64), arch).arch == arch
+    for arch in api.EMULATED_ARCHS:
+        assert emulator.session(arch=arch).arch == arch
+
+
 @pytest.mark.parametrize(
-    ("capability", "arch"), [((10, 0), "sm_100a"), ((9, 0), None), ((12, 0), None), ((8, 0), None)]
+    ("capability", "arch"),
+    [
+        *(((10, 0), "sm_100a"), ((10, 3), "sm_103a")),
+        *(((major, minor), None) for major, minor in ((10, 1), (11, 0), (12, 0), (8, 0))),
+    ],
 )
-def test_only_compute_capability_10_is_native(monkeypatch, capability, arch):
+def test_only_devices_that_a_kernel_was_made_for_are_native(monkeypatch, capability, arch):
     api.native_arch.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
@@ -276,6 +289,7 @@ def test_only_compute_capability_10_is_native(monkeypatch, capability, arch):
     if arch:
         assert api.native_arch(device) == arch
     else:
-        with pytest.raises(NotImplementedError, match=r"Some GPU \(cuda:1.*capability 10.x"):
+        supported = r"Some GPU \(cuda:1.*Supported: .*capability 10.0 or 10.3"
+        with pytest.raises(NotImplementedError, match=supported):
             api.native_arch(device)
     api.native_arch.cache_clear()
