@@ -15,8 +15,8 @@ DTYPES = ("bfloat16", "float16")
 HEAD_DIM_MULTIPLE = 8  # 16 bytes of a 2-byte type: the unit of TMA strides and swizzles
 MAX_HEAD_DIM = 128
 WIDE_HEAD_DIMS = (192, 128)  # the one shape above MAX_HEAD_DIM: MLA prefill
-MAX_LENGTH = 2**31 - 1  # coordinates of a TMA tensor map are 32-bit
-MAX_QUERY_ROWS = 2**31 - 1  # batch * heads * rows: bounds the 32-bit index of a work tile
+MAX_LENGTH = 2**30  # kernels add two lengths (row + seqlen_k, row + left) in signed 32-bit words
+MAX_QUERY_ROWS = 2**30  # batch * heads * rows: bounds a work tile's number, to which the grid adds
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_fault_28_unsupported_head_dims_name_value_and_rule(head_dim, head_dim_v
         ({"heads_q": 0}, ValueError, "heads_q=0"),
         ({"heads_kv": -1}, ValueError, "heads_kv=-1"),
         ({"batch": -1}, ValueError, "batch is -1"),
-        ({"seqlen_k": 2**31}, ValueError, "seqlen_k is 2147483648"),
+        ({"seqlen_k": 2**30 + 1}, ValueError, "seqlen_k is 1073741825"),
         ({"batch": 2**20, "seqlen_q": 2**10}, ValueError, "query rows"),
         ({"seqlen_q": 2.0}, TypeError, "seqlen_q is 2.0"),
         ({"dtype": "float32"}, TypeError, "'float32'; supported: bfloat16, float16"),
