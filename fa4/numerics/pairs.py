@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 Pair = tuple[Float32, Float32]
 
@@ -33,3 +33,17 @@ class PairMath:
         if self.packed:
             return cute.arch.add_packed_f32x2(a, b)
         return a[0] + b[0], a[1] + b[1]
+
+
+def packed(low: Float32, high: Float32, dtype: str) -> Int32:
+    """Two 16-bit numbers in a register, rounded here and now.
+
+    An ordinary conversion may be put off to where its result is needed: in a loop that hands P to
+    the next iteration, P would then be carried in float32, in twice the registers.
+    """
+    kind = {"bfloat16": "bf16x2", "float16": "f16x2"}[dtype]
+    return cute.arch.inline_ptx(
+        f"cvt.rn.{kind}.f32 {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[Int32],
+        read_only_args=[high, low],
+    )

@@ -8,6 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.tiles.registers import pinned
+
 
 @dataclass(frozen=True)
 class WorkTile:
@@ -43,18 +45,22 @@ class TileSchedule:
     @cute.jit
     def decode(self, tile: Int32) -> WorkTile:
         """Tile number -> coordinates."""
-        per_section = self.section * self.num_m
-        first = (tile // per_section) * self.section
+        section, heads = (
+            pinned(self.section),
+            pinned(self.heads),
+        )  # divisors: no hoisted reciprocals
+        per_section = section * self.num_m
+        first = (tile // per_section) * section
         within = tile % per_section
-        width = cutlass.min(self.section, self.heads * self.batch - first)
+        width = cutlass.min(section, heads * self.batch - first)
         m = within // width
         head_and_batch = first + within % width
         if cutlass.const_expr(self.longest_first):
             m = self.num_m - 1 - m
-        head = head_and_batch % self.heads
+        head = head_and_batch % heads
         return WorkTile(
             m=m,
             head=head,
-            head_kv=head // (self.heads // self.heads_kv),
-            batch=head_and_batch // self.heads,
+            head_kv=head // (heads // self.heads_kv),
+            batch=head_and_batch // heads,
         )

@@ -23,7 +23,7 @@ from fa4.numerics.online_softmax import (
     row_maximum,
     row_total,
 )
-from fa4.numerics.pairs import PairMath
+from fa4.numerics.pairs import PairMath, packed
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import HopperPipes
@@ -33,6 +33,7 @@ from fa4.tiles.bundles import Scales, TmaTensors
 from fa4.tiles.hopper_bundles import HopperSmem
 from fa4.tiles.hopper_layouts import pv_mma, qk_mma
 from fa4.tiles.layouts import DTYPES
+from fa4.tiles.registers import pinned
 from fa4.tiles.scheduler import WorkTile
 from fa4.tiles.tile_queue import END, SLOTS, TileQueue
 from fa4.warps.work import Work
@@ -71,6 +72,7 @@ class Place:
     t: Int32
     thread: Int32  # within the warpgroup
     query: Int32
+    row0: Int32  # first query row of the warpgroup
     tile: WorkTile
 
 
@@ -108,9 +110,6 @@ class Attend:
         scales: Scales,
     ) -> None:
         """Attend to every tile that the load warp assigns."""
-        thread, _, _ = cute.arch.thread_idx()
-        t = cute.arch.make_warp_uniform(thread // 128) - 1
-        thread = thread % 128
         f = self._fragments()
         row = Row(*(cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3)))
         slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
@@ -119,23 +118,36 @@ class Attend:
         pipes.tile_assigned.wait(slot.index, slot.phase)
         number = cute.arch.make_warp_uniform(queue.tile[slot.index])
         while number != END:
-            tile = work.schedule.decode(number)
-            row0 = tile.m * self.plan.cta_rows + t * self.plan.m_tile
-            query = row0 + thread // 32 * 16 + thread % 32 // 4
-            place = Place(t, thread, query, tile)
+            place = self._place(queue, slot.index, work)
             exact = cute.arch.make_warp_uniform(queue.exact[slot.index])
-            pipes.q_loaded.wait(t, q_phase)
-            ring = self._blocks(f, row, smem, pipes, work, (place, row0, exact, scales), ring)
+            pipes.q_loaded.wait(place.t, q_phase)
+            ring = self._blocks(f, row, smem, pipes, work, (place, exact, scales), ring)
+            place = self._place(queue, slot.index, work)  # not kept through the main loop
             if cutlass.const_expr(self.plan.fixed_reference):
-                self._request_redo(f, row, work, query, (queue, slot.index, exact))
+                self._request_redo(f, row, work, place.query, (queue, slot.index))
             self._write(f, row, tma, smem, mLSE, pipes, (place, work.visibility.seqlen_q, scales))
             pipes.tile_assigned.release(slot.index)
             slot.advance()
             q_phase ^= 1
             pipes.tile_assigned.wait(slot.index, slot.phase)
             number = cute.arch.make_warp_uniform(queue.tile[slot.index])
-        if thread < 32:
+        if self._thread() < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+    def _thread(self) -> Int32:
+        """Thread within the warpgroup."""
+        thread, _, _ = cute.arch.thread_idx()
+        return pinned(thread) % 128
+
+    @cute.jit
+    def _place(self, queue: TileQueue, slot: Int32, work: Work) -> Place:
+        thread, _, _ = cute.arch.thread_idx()
+        thread = pinned(thread)
+        t = cute.arch.make_warp_uniform(thread // 128) - 1
+        thread = thread % 128
+        tile = work.schedule.decode(cute.arch.make_warp_uniform(queue.tile[slot]))
+        row0 = tile.m * self.plan.cta_rows + t * self.plan.m_tile
+        return Place(t, thread, row0 + thread // 32 * 16 + thread % 32 // 4, row0, tile)
 
     def _fragments(self) -> Fragments:
         qk, pv, plan = qk_mma(self.plan), pv_mma(self.plan), self.plan
@@ -154,11 +166,11 @@ class Attend:
         smem: HopperSmem,
         pipes: HopperPipes,
         work: Work,
-        where: tuple[Place, Int32, Int32, Scales],
+        where: tuple[Place, Int32, Scales],
         ring: PipelineState,
     ) -> PipelineState:
         """All key blocks of a tile, from the last to the first; leaves O unnormalised."""
-        place, row0, exact, scales = where
+        (place, exact, scales), row0 = where, where[0].row0
         see, rows, cta_row = work.visibility, self.plan.m_tile, place.tile.m * self.plan.cta_rows
         cta_first, cta_last = see.blocks(cta_row, self.plan.cta_rows)
         first, last = see.blocks(row0, rows)
@@ -171,7 +183,6 @@ class Attend:
         else:
             frozen = first
         ring = self._skip(pipes, ring, cta_last - last)
-        f.o.fill(0.0)
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             fresh = new_row()
             row.maximum[r], row.total[r] = fresh.maximum, fresh.total
@@ -184,13 +195,15 @@ class Attend:
             block = last - 2 - i
             masked = (block >= full.full_last) | (block < full.full_first)
             ring = self._step(
-                f, row, smem, pipes, (place, scales, see), (block, masked, block >= frozen), ring
+                *(f, row, smem, pipes, (place, scales, see)),
+                (block, masked, block >= frozen, i > 0),
+                ring,
             )
         if cutlass.const_expr(self.plan.tuning.own_o):
             pipes.q_loaded.release(place.t)
         pipes.v_loaded.wait(ring.index, ring.phase)
         warpgroup.fence()
-        self._add_pv(f, smem, ring)
+        self._add_pv(f, smem, ring, last - 1 > first)
         warpgroup.wait_group(0)
         pipes.v_loaded.release(ring.index)
         ring.advance()
@@ -215,16 +228,19 @@ class Attend:
         smem: HopperSmem,
         pipes: HopperPipes,
         where: tuple[Place, Scales, Visibility],
-        what: tuple[Int32, Boolean, Boolean],
+        what: tuple[Int32, Boolean, Boolean, Boolean],
         ring: PipelineState,
     ) -> PipelineState:
-        """O += P V of the block before, and P of this one; what: (block, masked, running)."""
-        place, (block, masked, running) = where[0], what
+        """O (+)= P V of the block before, and P of this one.
+
+        what: (block, whether it is masked, whether its maximum counts, whether O exists).
+        """
+        place, (block, masked, running, accumulate) = where[0], what
         ahead = ring.clone()
         ahead.advance()
         self._scores(f, smem, place, pipes, ahead)
         pipes.v_loaded.wait(ring.index, ring.phase)
-        self._add_pv(f, smem, ring)
+        self._add_pv(f, smem, ring, accumulate)
         warpgroup.wait_group(1)
         pipes.k_loaded.release(ahead.index)
         self._softmax(f, row, where, block, masked, running)
@@ -247,6 +263,7 @@ class Attend:
         thread = mma.get_slice(0)
         q = mma.make_fragment_A(thread.partition_A(smem.q))
         k = mma.make_fragment_B(thread.partition_B(smem.k))
+        t = pinned(place.t)
         pipes.k_loaded.wait(ring.index, ring.phase)
         warpgroup.fence()
         for step in cutlass.range_constexpr(cute.size(k, mode=[2])):
@@ -255,12 +272,14 @@ class Attend:
         warpgroup.commit_group()
 
     @cute.jit
-    def _add_pv(self, f: Fragments, smem: HopperSmem, ring: PipelineState) -> None:
-        """Issue O += P V."""
+    def _add_pv(
+        self, f: Fragments, smem: HopperSmem, ring: PipelineState, accumulate: Boolean
+    ) -> None:
+        """Issue O (+)= P V."""
         mma = pv_mma(self.plan)
         v = mma.make_fragment_B(mma.get_slice(0).partition_B(smem.v))
-        mma.set(warpgroup.Field.ACCUMULATE, True)
         for step in cutlass.range_constexpr(cute.size(v, mode=[2])):
+            mma.set(warpgroup.Field.ACCUMULATE, True if step > 0 else accumulate)
             cute.gemm(mma, f.o, f.p[None, None, step], v[None, None, step, ring.index], f.o)
         warpgroup.commit_group()
 
@@ -305,22 +324,26 @@ class Attend:
     @cute.jit
     def _hide(self, scores: cute.Tensor, mask: BlockMask, thread: Int32) -> None:
         """A lane holds the pairs of columns at 2 (lane % 4), 8 apart: eight keys of a word."""
-        bits = tuple(8 * pair + c for pair in range(CHUNK // 8) for c in range(2))
-        for chunk in cutlass.range_constexpr(self.plan.n_block // CHUNK):
+        for chunk in cutlass.range_constexpr(-(-self.plan.n_block // CHUNK)):
+            keys = min(CHUNK, self.plan.n_block - chunk * CHUNK)
+            bits = tuple(8 * pair + c for pair in range(keys // 8) for c in range(2))
+            first = chunk * CHUNK // 4
             word = mask.visible(chunk) >> (thread % 4 * 2)
-            hide(scores, (len(bits) * chunk, len(bits) * (chunk + 1)), word, bits)
+            hide(scores, (first, first + len(bits)), word, bits)
 
     @cute.jit
     def _round_p(self, f: Fragments) -> None:
         """P to the dtype of the MMA; accumulator and A operand hold their elements alike."""
-        s = cute.make_tensor(f.s.iterator, cute.make_layout(cute.size(f.s)))
-        p = cute.make_tensor(f.p.iterator, cute.make_layout(cute.size(f.p)))
-        p.store(s.load().to(DTYPES[self.plan.dtype]))
+        words = cute.make_tensor(
+            cute.recast_ptr(f.p.iterator, dtype=Int32), cute.make_layout(cute.size(f.p) // 2)
+        )
+        for i in cutlass.range_constexpr(cute.size(words)):
+            words[i] = packed(f.s[2 * i], f.s[2 * i + 1], self.plan.dtype)
 
     @cute.jit
     def _request_redo(self, f: Fragments, row: Row, work: Work, query: Int32, entry: tuple) -> None:
         """Have the tile done again, exactly, if the frozen reference was wrong for some row."""
-        queue, slot, exact = entry
+        queue, slot = entry
         bad = Int32(0)
         zero = Float32(0.0)  # stays 0 unless O holds an infinity or a NaN
         for i in cutlass.range_constexpr(cute.size(f.o)):
@@ -333,7 +356,7 @@ class Attend:
             state = RowState(row.maximum[r], row.total[r])
             if not FixedReference().holds(state, sees_a_key):
                 bad = Int32(1)
-        if (bad != 0) & (exact == 0):
+        if (bad != 0) & (queue.exact[slot] == 0):
             queue.redo[slot] = 1
 
     @cute.jit
