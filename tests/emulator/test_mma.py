@@ -6,6 +6,7 @@ import pytest
 from fa4.emulator.errors import DescriptorError, TensorMemoryError, UnsupportedInstruction
 from fa4.emulator.formats import E4M3, E5M2
 from fa4.emulator.program import Schedule
+from tests.emulator.operands import layout, random_bf16
 from tests.emulator.ptx_kernels import KINDS, aligned, run, wait
 
 A_PLACE, B_PLACE = 1024, 1024 + 32768  # offsets in dynamic shared memory
@@ -29,40 +30,6 @@ def instruction(m, n, a=1, b=1, d=1, negate=0, a_mn=0, b_mn=0):
         | n >> 3 << 17
         | m >> 4 << 24
     )
-
-
-def layout(matrix, swizzle, mn_major=False):
-    """Bytes of a (rows, 32 bytes of K) operand in the canonical layout, with its strides.
-
-    K-major: atoms of 8 rows; MN-major: atoms of 8 K by one swizzled row of M.
-    """
-    width = 16 << swizzle
-    if mn_major:
-        matrix = np.ascontiguousarray(matrix.T)  # (K, rows)
-    raw = matrix.view(np.uint8)
-    rows, length = raw.shape
-    memory = np.zeros(32768, np.uint8)
-    for row in range(rows):
-        for unit in range(length // 16):
-            if not mn_major:
-                place = row // 8 * 8 * width + row % 8 * width + unit * 16
-                if swizzle == 0:
-                    place = row * 16 + unit * rows * 16
-            else:
-                per = width // 16
-                place = unit // per * (rows * width) + row * width + unit % per * 16
-                if swizzle == 0:
-                    place = unit * 128 + row % 8 * 16 + row // 8 * (length * 8)
-            place = place // 16
-            place ^= place >> 3 & (1 << swizzle) - 1
-            memory[16 * place : 16 * place + 16] = raw[row, 16 * unit : 16 * unit + 16]
-    if not mn_major:
-        leading, stride = (rows * 16, 128) if swizzle == 0 else (16, 8 * width)
-    elif swizzle == 0:
-        leading, stride = length * 8, 128
-    else:
-        leading, stride = rows * width, 8 * width
-    return memory, leading, stride
 
 
 KERNEL = """mov.u32 %r1, smem; shr.u32 %r90, %r99, 5; setp.eq.u32 %p20, %r90, 0;
@@ -117,15 +84,6 @@ def mma(kind, a, b, idesc, accumulate="0", pair=1):
     return f"""mov.b64 %d5, {a}; mov.b64 %d6, {b}; mov.b32 %r11, {idesc};
     setp.ne.u32 %p5, {accumulate}, 0;
     tcgen05.mma.cta_group::{pair}.kind::{kind} [%r2], %d5, %d6, %r11, %p5;\n"""
-
-
-def bf16(values):
-    bits = values.astype(np.float32).view(np.uint32)
-    return (bits >> 16).astype(np.uint16), (bits & 0xFFFF0000).view(np.float32)
-
-
-def random_bf16(rows, k, seed):
-    return bf16(np.random.default_rng(seed).standard_normal((rows, k)))
 
 
 @pytest.mark.parametrize("b_mn", [0, 1])
