@@ -42,8 +42,10 @@ class Forward:
         smem = carve(plan, layouts, smem_map, base)
         tmem_address = cute.recast_ptr(base + smem_map.tiles["tmem_address"], dtype=Int32)
 
+        load = Load(plan)
         if warp == roles["load"].first:
             with cute.arch.elect_one():
+                load.prefetch(tma)
                 init_barriers(pipes, plan)
             cute.arch.mbarrier_init_fence()
         if warp == roles["mma"].first:
@@ -69,7 +71,7 @@ class Forward:
                 mma.drain()
                 cute.arch.dealloc_tmem(tmem, plan.tmem().allocated)
             if warp == roles["load"].first:
-                Load(plan).run(tma, smem, pipes.seen_by("load"), work)
+                load.run(tma, smem, pipes.seen_by("load"), work)
             if warp == roles["epilogue"].first:
                 Epilogue(plan).run(tma, smem, pipes.seen_by("epilogue"), work)
         ledger.check(plan.edges())

@@ -38,8 +38,10 @@ class Epilogue:
             tOsO, tOgO = tma.o.partition(smem.o, cute.group_modes(gO, 0, 2))
             for t in cutlass.range_constexpr(Q_TILES):
                 pipes.o_written.wait(staging.index, staging.phase)
-                cute.copy(tma.o.atom, tOsO[None, staging.index], tOgO[None, tile.m * Q_TILES + t])
-                cute.arch.cp_async_bulk_commit_group()
+                gO_tile = tOgO[None, tile.m * Q_TILES + t]
+                with cute.arch.elect_one():  # the DSL elects a lane for TMA loads only
+                    cute.copy(tma.o.atom, tOsO[None, staging.index], gO_tile)
+                    cute.arch.cp_async_bulk_commit_group()
                 # the staging buffer is free once TMA has read it; global memory may come later
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 pipes.o_written.release(staging.index)

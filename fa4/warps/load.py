@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import Pipes
@@ -20,11 +21,17 @@ from fa4.warps.work import Work
 class Load:
     """Order: Q0 K Q1 V, then K V for every further block, from the last key block to the first.
 
-    Waits: q_loaded and kv_loaded released by the MMA warp. Signals: q_loaded, kv_loaded.
+    Waits: q_loaded and kv_loaded released by the MMA warp, in the end too. Signals: q_loaded,
+    kv_loaded.
     Owns: no TMEM columns. Registers: plan.roles["load"].
     """
 
     plan: Plan
+
+    def prefetch(self, tma: TmaTensors) -> None:
+        """Fetch the TMA descriptors; for one thread, while the CTA still sets itself up."""
+        for tensor in (tma.q, tma.k, tma.v, tma.o):
+            cpasync.prefetch_descriptor(tensor.atom)
 
     @cute.jit
     def run(self, tma: TmaTensors, smem: SmemTensors, pipes: Pipes, work: Work) -> None:
@@ -59,6 +66,12 @@ class Load:
                 ring = self._load_kv(k, self.plan.k_block_bytes, pipes, last - 2 - i, ring)
                 ring = self._load_kv(v, self.plan.v_block_bytes, pipes, last - 2 - i, ring)
             phase ^= 1
+        # No tcgen05.commit may arrive on shared memory that an exited CTA has given back.
+        for t in cutlass.range_constexpr(Q_TILES):
+            pipes.q_loaded.acquire(t, phase)
+        for _ in cutlass.range_constexpr(self.plan.tuning.kv_stages):
+            pipes.kv_loaded.acquire(ring.index, ring.phase)
+            ring.advance()
 
     @cute.jit
     def _load_q(

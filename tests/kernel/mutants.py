@@ -5,8 +5,8 @@ nothing else), so that the instruction can be found again; the shipped kernel ha
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
@@ -16,10 +16,13 @@ import torch
 import fa4
 from fa4 import compile as compilation
 from fa4 import emulator
+from fa4.emulator.engines import Engines
 from fa4.emulator.errors import EmulatorError
+from fa4.emulator.machine import Cluster
 from fa4.emulator.program import Program
 from fa4.pipeline.pipes import Pipe
 
+CORE_LAST = "core last"  # a schedule beside those of the emulator, see tensor_core_last
 ACTIONS = ("wait", "acquire", "expect", "commit", "release")
 _ARRIVE = r"mbarrier\.arrive\.shared|tcgen05\.commit"
 _INSTRUCTION = {
@@ -145,10 +148,46 @@ def run(
 
     with (
         mock.patch.object(Program, "from_ptx", staticmethod(rewritten)),
-        emulator.session(schedule=schedule, seed=seed, num_sms=1),
+        nothing_after_exit(),
+        tensor_core_last() if schedule == CORE_LAST else nullcontext(),
+        emulator.session(
+            schedule="late" if schedule == CORE_LAST else schedule, seed=seed, num_sms=1
+        ),
     ):
         out, lse = fa4.flash_attn_func(*inputs, causal=True, return_lse=True)
     return out, lse, seen[-1]
+
+
+@contextmanager
+def nothing_after_exit() -> Iterator[None]:
+    """An effect still in flight when all warps have left is an EmulatorError.
+
+    It would reach shared memory that may belong to another CTA by then.
+    """
+    original = Cluster.finish
+
+    def finish(cluster: Cluster) -> None:
+        for queue in cluster.engines.queues.values():
+            raise EmulatorError(f"in flight after the last warp has left: {queue[0].origin}")
+        original(cluster)
+
+    with mock.patch.object(Cluster, "finish", finish):
+        yield
+
+
+@contextmanager
+def tensor_core_last() -> Iterator[None]:
+    """Under `late` the tensor core moves only when nothing else is in flight."""
+    original = Engines.step
+
+    def step(engines: Engines, key: Hashable | None = None) -> bool:
+        others = [k for k in engines.queues if k[0] != "tensor core"]
+        if key is None and others:
+            key = min(others, key=lambda k: engines.queues[k][0].order)
+        return original(engines, key)
+
+    with mock.patch.object(Engines, "step", step):
+        yield
 
 
 @contextmanager
