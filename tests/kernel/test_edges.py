@@ -6,7 +6,9 @@ from fa4.launch import labels
 from fa4.pipeline import diagram
 from fa4.pipeline.check import Ledger, required_actions
 from fa4.pipeline.edges import Kind
+from fa4.pipeline.pipes import Pipe
 from fa4.plan import Plan
+from tests.kernel.conftest import make_plan
 
 
 def test_edges_name_roles_and_each_other(every_plan: Plan) -> None:
@@ -58,12 +60,22 @@ def test_a_forgotten_action_is_refused(every_plan: Plan) -> None:
                 ledger.check(every_plan.edges())
 
 
-def test_an_unexplained_action_is_refused(every_plan: Plan) -> None:
-    edge = next(e for e in every_plan.edges() if not e.has_release)
-    ledger = _complete(every_plan)
-    ledger.note(edge, "release", by="x", belongs_to="x")
-    with pytest.raises(ValueError, match=r"has \['release'\] without a reason"):
-        ledger.check(every_plan.edges())
+@pytest.mark.parametrize("action", ["acquire", "release"])
+def test_what_an_edge_has_no_barrier_for_is_refused(action: str, every_plan: Plan) -> None:
+    for edge in every_plan.edges():
+        role = edge.producer if action == "acquire" else edge.consumer
+        pipe = Pipe(edge, full=None, empty=None, role=role, ledger=Ledger())
+        arguments = {"acquire": (0, 0), "release": (0,)}[action]
+        if not edge.has_release:
+            words = rf"{role} may not {action} on edge {edge.name}: .*{edge.released_by}"
+            with pytest.raises(ValueError, match=words):
+                getattr(pipe, action)(*arguments)
+
+
+def test_bytes_are_announced_to_tma_edges_only() -> None:
+    edge = make_plan((64, 64), "full", "bfloat16").edges()[2]
+    with pytest.raises(ValueError, match="mma may not expect on edge s_computed: it is filled by"):
+        Ledger().note(edge, "expect", by="mma", belongs_to="mma")
 
 
 def test_another_roles_part_is_refused(every_plan: Plan) -> None:
