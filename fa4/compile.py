@@ -30,6 +30,13 @@ from fa4.plan_base import BasePlan
 logger = logging.getLogger("fa4")
 
 ENTRY = "fa4"  # prefix of the exported host function
+PACKAGE = Path(__file__).parent
+# What the compiled host function and kernels are made from: all that fa4.host imports, and this.
+FOLDERS = ("numerics", "pipeline", "tiles", "warps")
+MODULES = (
+    *("arguments", "compile", "forward", "hopper", "host"),
+    *("plan", "plan_base", "plan_hopper", "problem"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ def compile_forward(plan: BasePlan, emulated: bool) -> Callable[..., None]:
 
 def object_file(plan: BasePlan) -> Path:
     """Where the compiled plan lies on disk, or will."""
-    digest = hashlib.sha256("\n".join((plan.key(), _fingerprint())).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join((plan.key(), fingerprint(PACKAGE))).encode()).hexdigest()
     return cache_dir() / f"{plan.name}_{digest[:24]}.o"
 
 
@@ -96,13 +103,17 @@ def _compile_to(plan: BasePlan, path: Path) -> None:
 
 
 @cache
-def _fingerprint() -> str:
+def fingerprint(package: Path) -> str:
     """Changes whenever compiled code might: sources of the kernel and version of the compiler."""
-    package = Path(__file__).parent
-    sources = set(package.glob("*.py"))
-    for folder in ("warps", "pipeline", "numerics", "tiles"):
-        sources.update((package / folder).rglob("*.py"))
     digest = hashlib.sha256(version("nvidia-cutlass-dsl").encode())
-    for path in sorted(sources):
+    for path in kernel_sources(package):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def kernel_sources(package: Path) -> list[Path]:
+    """The files of the package that compiled code depends on, in a fixed order."""
+    files = {package / f"{module}.py" for module in MODULES}
+    for folder in FOLDERS:
+        files.update((package / folder).rglob("*.py"))
+    return sorted(files)

@@ -1,0 +1,120 @@
+"""The cache of compiled kernels on disk: what makes an entry new, and who may share it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fa4 import compile as compilation
+from fa4 import emulator
+from tests.kernel.conftest import make_plan
+
+PLAN = make_plan((64, 64), "full", "bfloat16")
+
+ATTENTION = """
+import sys, time, torch, fa4
+from pathlib import Path
+ready, start = Path(sys.argv[1]), Path(sys.argv[2])
+from fa4 import launch
+ready.touch()
+while not start.exists():
+    time.sleep(0.001)
+q = torch.ones(1, 3, 1, 64, dtype=torch.bfloat16)
+assert torch.equal(fa4.flash_attn_func(q, q, q), q)
+"""
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FA4_CACHE_DIR", str(folder))
+    compilation.compile_forward.cache_clear()
+    yield folder
+    compilation.compile_forward.cache_clear()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package's sources to change."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(compilation.PACKAGE, tmp_path / "fa4", ignore=ignored)
+
+
+def changed(package: Path, file: str) -> bool:
+    """Whether a change of the file makes another fingerprint."""
+    before = compilation.fingerprint.__wrapped__(package)
+    path = package / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((path.read_text() if path.exists() else "") + "# changed\n")
+    return compilation.fingerprint.__wrapped__(package) != before
+
+
+def test_what_is_compiled_makes_a_new_entry(package: Path) -> None:
+    for file in ("host.py", "plan.py", "warps/mma.py", "warps/hopper/load.py", "tiles/a/new.py"):
+        assert changed(package, file), file
+
+
+def test_what_is_not_compiled_keeps_the_entry(package: Path) -> None:
+    for file in ("demo.py", "cli.py", "api.py", "profile/static.py", "emulator/mma.py", "new.py"):
+        assert not changed(package, file), file
+
+
+def test_everything_that_the_kernels_import_is_compiled() -> None:
+    """A module that is missing in the list would leave stale kernels behind."""
+    code = (
+        "import sys, fa4.host\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('fa4.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {Path(file) for file in done.stdout.split()}
+    known = set(compilation.kernel_sources(compilation.PACKAGE))
+    assert imported - known <= {compilation.PACKAGE / "_version.py"}
+    assert {compilation.PACKAGE / f"{module}.py" for module in compilation.MODULES} <= known
+
+
+def test_a_new_compiler_makes_a_new_entry(monkeypatch: pytest.MonkeyPatch, package: Path) -> None:
+    before = compilation.fingerprint.__wrapped__(package)
+    monkeypatch.setattr(compilation, "version", lambda name: "99.0")
+    assert compilation.fingerprint.__wrapped__(package) != before
+
+
+def test_two_processes_may_compile_one_kernel_at_once(cache: Path, tmp_path: Path) -> None:
+    start, ready = tmp_path / "start", [tmp_path / f"ready{i}" for i in range(2)]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", ATTENTION, file, start], env=os.environ)
+        for file in ready
+    ]
+    while not all(file.exists() for file in ready):
+        assert all(worker.poll() is None for worker in workers)
+    start.touch()
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    assert list(cache.iterdir()) == [compilation.object_file(PLAN)]
+
+
+def test_leftovers_and_other_versions_are_ignored(cache: Path) -> None:
+    """A killed compilation leaves a folder, an older version its objects; neither is read."""
+    path = compilation.object_file(PLAN)
+    cut_short = cache / "compiling-killed" / "kernel.o"
+    other = path.with_name(f"{PLAN.name}_{'0' * 24}.o")
+    cut_short.parent.mkdir(parents=True)
+    for file in (cut_short, other):
+        file.write_bytes(b"no object file")
+    with emulator.session():
+        assert callable(compilation.compile_forward(PLAN, emulated=True))
+    assert path.exists()
+    assert {cut_short.read_bytes(), other.read_bytes()} == {b"no object file"}
+
+
+def test_what_is_on_disk_is_not_compiled_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with emulator.session():
+        compilation.compile_forward(PLAN, emulated=True)
+    compilation.compile_forward.cache_clear()
+    monkeypatch.setattr(compilation, "_compile", None)
+    with emulator.session():
+        assert callable(compilation.compile_forward(PLAN, emulated=True))
