@@ -67,6 +67,9 @@ def flash_attn_func(
         lse (batch, heads_q, seqlen_q), float32, natural logarithm. A row that sees no key has
         out 0 and lse -inf.
 
+    Hidden keys may hold anything. Hidden values count as 0 * v, so a NaN or infinity in v makes
+    out NaN in rows that do not see it too, as in torch, where its block of keys is processed.
+
     CUDA tensors on compute capability 10.0 and 10.3 run natively. CPU tensors run the same
     compiled kernel in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
 

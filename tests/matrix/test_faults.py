@@ -246,6 +246,15 @@ def test_fault_15_a_bad_key_harms_only_the_rows_that_see_it():
     assert out[:, 200:].isnan().all()
 
 
+def test_fault_15_a_hidden_bad_value_in_a_processed_block_is_multiplied_by_zero_as_in_torch():
+    q, k, v = randoms((100, 100), (1, 1))
+    v[0, 60, 0, 7] = torch.nan
+    out = fa4.flash_attn_func(q, k, v, causal=True)
+    weights = torch.ones(100, 100).tril()  # rows above 60 have a zero there
+    assert torch.equal(out[0, :, 0].isnan(), (weights @ v[0, :, 0].float()).isnan())
+    assert out[0, 0, 0, 7].isnan()
+
+
 @pytest.mark.parametrize("row", [0, 1, 100, 127, 128, 200, 255, 256, 299])
 def test_fault_16_a_row_has_the_same_bits_alone_and_inside_a_prefill(row):
     q, k, v = randoms((300, 300), (2, 1), (128, 128))
