@@ -1,6 +1,5 @@
 """The cache of compiled kernels on disk: what makes an entry new, and who may share it."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from fa4 import compile as compilation
 from fa4 import emulator
 from tests.kernel.conftest import make_plan
 
+ROOT = compilation.PACKAGE.parent
 PLAN = make_plan((64, 64), "full", "bfloat16")
 
 ATTENTION = """
@@ -69,7 +69,9 @@ def test_everything_that_the_kernels_import_is_compiled() -> None:
         "import sys, fa4.host\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('fa4.')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     imported = {Path(file) for file in done.stdout.split()}
     known = set(compilation.kernel_sources(compilation.PACKAGE))
     assert imported - known <= {compilation.PACKAGE / "_version.py"}
@@ -85,8 +87,7 @@ def test_a_new_compiler_makes_a_new_entry(monkeypatch: pytest.MonkeyPatch, packa
 def test_two_processes_may_compile_one_kernel_at_once(cache: Path, tmp_path: Path) -> None:
     start, ready = tmp_path / "start", [tmp_path / f"ready{i}" for i in range(2)]
     workers = [
-        subprocess.Popen([sys.executable, "-c", ATTENTION, file, start], env=os.environ)
-        for file in ready
+        subprocess.Popen([sys.executable, "-c", ATTENTION, file, start], cwd=ROOT) for file in ready
     ]
     while not all(file.exists() for file in ready):
         assert all(worker.poll() is None for worker in workers)
