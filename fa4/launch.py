@@ -112,9 +112,13 @@ def _pointer(arguments: ForwardArguments) -> object:
 
 
 def heads_per_section(problem: Problem, plan: BasePlan) -> int:
-    """Query heads whose keys and values fit in half of L2 together; the rest is for Q and O."""
+    """Query heads whose keys and values fit in a sixth of L2 together.
+
+    Measured on an H200: from a quarter on, causal attention loses up to 5 %, since CTAs at
+    different places of a sequence read the same keys at different times.
+    """
     head_bytes = problem.seqlen_k * (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES
-    kv_heads = max(1, CHIPS[plan.arch].l2_bytes // 2 // head_bytes)
+    kv_heads = max(1, CHIPS[plan.arch].l2_bytes // 6 // head_bytes)
     return min(kv_heads * problem.group_size, problem.heads_q * problem.batch)
 
 

@@ -13,7 +13,7 @@ from fa4.tiles.layouts import DTYPES
 
 @dataclass(frozen=True)
 class HopperSmem:
-    """sQ, sO (row, column, query tile), sK (key, column, stage), sV (column, key, stage)."""
+    """sQ, sO (row, column, buffer), sK (key, column, stage), sV (column, key, stage)."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -30,8 +30,8 @@ def hopper_carve(plan: HopperPlan, layouts: HopperLayouts, smem: cute.Pointer) -
         return cute.make_tensor(pointer, layout.outer)
 
     return HopperSmem(
-        q=tile("sQ", layouts.q),
+        q=tile("sQO", layouts.q),
         k=tile("sK", layouts.k),
         v=tile("sV", layouts.v),
-        o=tile("sO" if plan.tuning.own_o else "sQ", layouts.o),
+        o=tile("sQO", layouts.o),
     )

@@ -11,7 +11,7 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers as sm90
 
 from fa4.plan_hopper import HopperPlan
-from fa4.tiles.layouts import DTYPES
+from fa4.tiles.layouts import DTYPES, with_stage_stride
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
@@ -35,7 +35,7 @@ def pv_mma(plan: HopperPlan) -> cute.TiledMma:
 
 @dataclass(frozen=True)
 class HopperLayouts:
-    """(rows, columns, stage) each; the stage of Q and O is the query tile."""
+    """(rows, columns, stage) each; Q and O share their buffers."""
 
     q: cute.ComposedLayout
     k: cute.ComposedLayout
@@ -47,9 +47,12 @@ def hopper_layouts(plan: HopperPlan) -> HopperLayouts:
     """Swizzled as wide as the head dims allow."""
     dtype, row, col = DTYPES[plan.dtype], LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
     stages = plan.tuning.kv_stages
+    q = sm90.make_smem_layout_a(row, plan.qk_tile, dtype, plan.q_buffers)
+    o = sm90.make_smem_layout_epi(dtype, row, plan.o_box, plan.q_buffers)
+    apart = plan.qo_buffer_bytes * 8 // dtype.width
     return HopperLayouts(
-        q=sm90.make_smem_layout_a(row, plan.qk_tile, dtype, plan.q_tiles),
+        q=with_stage_stride(q, apart),
         k=sm90.make_smem_layout_b(row, plan.qk_tile, dtype, stages),
         v=sm90.make_smem_layout_b(col, plan.pv_tile, dtype, stages),
-        o=sm90.make_smem_layout_epi(dtype, row, plan.o_box, plan.q_tiles),
+        o=with_stage_stride(o, apart),
     )

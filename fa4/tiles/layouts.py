@@ -56,17 +56,17 @@ def smem_layouts(plan: Plan) -> SmemLayouts:
     v = sm100.make_smem_layout_b(mma.pv, pv_tile, dtype, plan.tuning.kv_stages)
     return SmemLayouts(
         q=sm100.make_smem_layout_a(mma.qk, qk_tile, dtype, Q_TILES),
-        k=_with_stage_stride(k, plan.kv_stage_bytes * 8 // dtype.width),
-        v=_with_stage_stride(v, plan.kv_stage_bytes * 8 // dtype.width),
+        k=with_stage_stride(k, plan.kv_stage_bytes * 8 // dtype.width),
+        v=with_stage_stride(v, plan.kv_stage_bytes * 8 // dtype.width),
         o=sm100.make_smem_layout_epi(
             dtype, LayoutEnum.ROW_MAJOR, (M_TILE, plan.head_dim_v), plan.tuning.o_stages
         ),
     )
 
 
-def _with_stage_stride(layout: cute.ComposedLayout, elements: int) -> cute.ComposedLayout:
-    """The same layout with its last mode `elements` apart."""
-    outer = layout.outer
-    stages = cute.make_layout(cute.size(outer, mode=[3]), stride=elements)
-    outer = cute.append(cute.select(outer, mode=[0, 1, 2]), stages)
+def with_stage_stride(layout: cute.ComposedLayout, elements: int) -> cute.ComposedLayout:
+    """The same layout with the stages, its last mode, `elements` apart."""
+    outer, last = layout.outer, cute.rank(layout.outer) - 1
+    stages = cute.make_layout(cute.size(outer, mode=[last]), stride=elements)
+    outer = cute.append(cute.select(outer, mode=list(range(last))), stages)
     return cute.make_composed_layout(layout.inner, 0, outer)

@@ -70,6 +70,7 @@ class Place:
     """Where a thread is: its warpgroup's query tile, its first query row, the tile's blocks."""
 
     t: Int32
+    buffer: Int32  # of its Q, and then of its O
     thread: Int32  # within the warpgroup
     query: Int32
     row0: Int32  # first query row of the warpgroup
@@ -114,21 +115,23 @@ class Attend:
         row = Row(*(cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3)))
         slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.kv_stages)
-        q_phase = Int32(0)
+        q_ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.q_stages)
         pipes.tile_assigned.wait(slot.index, slot.phase)
         number = cute.arch.make_warp_uniform(queue.tile[slot.index])
         while number != END:
-            place = self._place(queue, slot.index, work)
+            place = self._place(queue, slot.index, q_ring.index, work)
             exact = cute.arch.make_warp_uniform(queue.exact[slot.index])
-            pipes.q_loaded.wait(place.t, q_phase)
-            ring = self._blocks(f, row, smem, pipes, work, (place, exact, scales), ring)
-            place = self._place(queue, slot.index, work)  # not kept through the main loop
+            pipes.q_loaded.wait(place.buffer, q_ring.phase)
+            where = (place, exact, scales, q_ring.count)
+            ring = self._blocks(f, row, smem, pipes, work, where, ring)
+            place = self._place(queue, slot.index, q_ring.index, work)  # not kept in registers
             if cutlass.const_expr(self.plan.fixed_reference):
                 self._request_redo(f, row, work, place.query, (queue, slot.index))
-            self._write(f, row, tma, smem, mLSE, pipes, (place, work.visibility.seqlen_q, scales))
+            seqlen_q, exact = work.visibility.seqlen_q, queue.exact[slot.index]
+            self._write(f, row, tma, smem, mLSE, pipes, (place, seqlen_q, scales, exact))
             pipes.tile_assigned.release(slot.index)
             slot.advance()
-            q_phase ^= 1
+            q_ring.advance()
             pipes.tile_assigned.wait(slot.index, slot.phase)
             number = cute.arch.make_warp_uniform(queue.tile[slot.index])
         if self._thread() < 32:
@@ -140,14 +143,15 @@ class Attend:
         return pinned(thread) % 128
 
     @cute.jit
-    def _place(self, queue: TileQueue, slot: Int32, work: Work) -> Place:
+    def _place(self, queue: TileQueue, slot: Int32, q_stage: Int32, work: Work) -> Place:
         thread, _, _ = cute.arch.thread_idx()
         thread = pinned(thread)
         t = cute.arch.make_warp_uniform(thread // 128) - 1
         thread = thread % 128
         tile = work.schedule.decode(cute.arch.make_warp_uniform(queue.tile[slot]))
         row0 = tile.m * self.plan.cta_rows + t * self.plan.m_tile
-        return Place(t, thread, row0 + thread // 32 * 16 + thread % 32 // 4, row0, tile)
+        query = row0 + thread // 32 * 16 + thread % 32 // 4
+        return Place(t, q_stage * self.plan.q_tiles + t, thread, query, row0, tile)
 
     def _fragments(self) -> Fragments:
         qk, pv, plan = qk_mma(self.plan), pv_mma(self.plan), self.plan
@@ -166,11 +170,11 @@ class Attend:
         smem: HopperSmem,
         pipes: HopperPipes,
         work: Work,
-        where: tuple[Place, Int32, Scales],
+        where: tuple[Place, Int32, Scales, Int32],
         ring: PipelineState,
     ) -> PipelineState:
         """All key blocks of a tile, from the last to the first; leaves O unnormalised."""
-        (place, exact, scales), row0 = where, where[0].row0
+        (place, exact, scales, started), row0 = where, where[0].row0
         see, rows, cta_row = work.visibility, self.plan.m_tile, place.tile.m * self.plan.cta_rows
         cta_first, cta_last = see.blocks(cta_row, self.plan.cta_rows)
         first, last = see.blocks(row0, rows)
@@ -191,6 +195,10 @@ class Attend:
         pipes.k_loaded.release(ring.index)
         self._softmax(f, row, (place, scales, see), last - 1, Boolean(True), Boolean(True))
         self._round_p(f)
+        if cutlass.const_expr(self.plan.tuning.q_stages > 1):
+            # not at once, since the whole warpgroup would wait with the storing warp
+            if started != 0:
+                self._hand_back(pipes, place)
         for i in cutlass.range(last - 1 - first, unroll=1):
             block = last - 2 - i
             masked = (block >= full.full_last) | (block < full.full_first)
@@ -199,8 +207,6 @@ class Attend:
                 (block, masked, block >= frozen, i > 0),
                 ring,
             )
-        if cutlass.const_expr(self.plan.tuning.own_o):
-            pipes.q_loaded.release(place.t)
         pipes.v_loaded.wait(ring.index, ring.phase)
         warpgroup.fence()
         self._add_pv(f, smem, ring, last - 1 > first)
@@ -263,12 +269,12 @@ class Attend:
         thread = mma.get_slice(0)
         q = mma.make_fragment_A(thread.partition_A(smem.q))
         k = mma.make_fragment_B(thread.partition_B(smem.k))
-        t = pinned(place.t)
+        buffer = pinned(place.buffer)
         pipes.k_loaded.wait(ring.index, ring.phase)
         warpgroup.fence()
         for step in cutlass.range_constexpr(cute.size(k, mode=[2])):
             mma.set(warpgroup.Field.ACCUMULATE, step != 0)
-            cute.gemm(mma, f.s, q[None, None, step, place.t], k[None, None, step, ring.index], f.s)
+            cute.gemm(mma, f.s, q[None, None, step, buffer], k[None, None, step, ring.index], f.s)
         warpgroup.commit_group()
 
     @cute.jit
@@ -371,7 +377,7 @@ class Attend:
         where: tuple,
     ) -> None:
         """O / l through shared memory to global, and the LSE."""
-        place, seqlen_q, scales = where
+        place, seqlen_q, scales, exact = where
         rounded = cute.make_rmem_tensor(f.o.layout, DTYPES[self.plan.dtype])
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             total = cute.arch.warp_reduction_sum(row.total[r], threads_in_group=4)
@@ -384,31 +390,44 @@ class Attend:
             if (query < seqlen_q) & (place.thread % 4 == 0):
                 lse = log_sum_exp(RowState(row.maximum[r], total), scales.softmax)
                 mLSE[query, place.tile.head, place.tile.batch] = lse
-        first_warp = cute.arch.make_warp_uniform(place.thread // 32) == 0
-        if first_warp:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # sO is free again
+        # every warp has left its last Q K^T behind: O goes where Q was
         self._sync(place.t)
-        sO = smem.o[None, None, place.t]
+        sO = smem.o[None, None, place.buffer]
         atom = sm90.get_smem_store_op(LayoutEnum.ROW_MAJOR, DTYPES[self.plan.dtype], Float32)
         copy = cute.make_tiled_copy_C(atom, pv_mma(self.plan)).get_slice(place.thread)
         cute.copy(atom, copy.retile(rounded), copy.partition_D(sO))
         cute.arch.fence_view_async_shared()
         self._sync(place.t)
-        if first_warp:
-            gO = cute.local_tile(
-                tma.o.tensor[None, None, place.tile.head, place.tile.batch],
-                self.plan.o_box,
-                (None, 0),
-            )
-            tOsO, tOgO = tma.o.partition(smem.o, cute.group_modes(gO, 0, 2))
-            number = place.tile.m * self.plan.q_tiles + place.t
-            cute.copy(tma.o.atom, tOsO[None, place.t], tOgO[None, number])
-            cute.arch.cp_async_bulk_commit_group()
-        if cutlass.const_expr(not self.plan.tuning.own_o):
-            if first_warp:
+        if cute.arch.make_warp_uniform(place.thread // 32) == 0:
+            self._store(tma, smem, place, exact)
+            if cutlass.const_expr(self.plan.tuning.q_stages == 1):
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
-            self._sync(place.t)
-            pipes.q_loaded.release(place.t)
+                pipes.q_loaded.release(place.buffer)
+        else:
+            pipes.q_loaded.release(place.buffer)
+
+    @cute.jit
+    def _hand_back(self, pipes: HopperPipes, place: Place) -> None:
+        """The storing warp's part in the release of the buffer of the tile before."""
+        if cute.arch.make_warp_uniform(place.thread // 32) == 0:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            before = place.buffer - self.plan.q_tiles
+            before = before if before >= 0 else before + self.plan.q_buffers
+            pipes.q_loaded.release(before)
+
+    @cute.jit
+    def _store(self, tma: TmaTensors, smem: HopperSmem, place: Place, exact: Int32) -> None:
+        """O from shared to global memory, by one warp."""
+        if exact != 0:
+            # the first, wrong O of this tile must not land after this one
+            cute.arch.cp_async_bulk_wait_group(0, read=False)
+        gO = cute.local_tile(
+            tma.o.tensor[None, None, place.tile.head, place.tile.batch], self.plan.o_box, (None, 0)
+        )
+        tOsO, tOgO = tma.o.partition(smem.o, cute.group_modes(gO, 0, 2))
+        number = place.tile.m * self.plan.q_tiles + place.t
+        cute.copy(tma.o.atom, tOsO[None, place.buffer], tOgO[None, number])
+        cute.arch.cp_async_bulk_commit_group()
 
     def _sync(self, t: Int32) -> None:
         """All threads of the warpgroup."""

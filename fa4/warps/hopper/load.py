@@ -39,7 +39,7 @@ class HopperLoad:
         """Feed the warpgroups until no tile is left, new or to be done again."""
         slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.kv_stages)
-        q_phase = Int32(0)
+        q_ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.q_stages)
         fresh, _, _ = cute.arch.block_idx()
         tile = Int32(0)
         while tile != END:
@@ -65,8 +65,7 @@ class HopperLoad:
             pipes.tile_assigned.commit(slot.index)
             slot.advance()
             if tile != END:
-                ring = self._load_tile(tma, smem, pipes, work, tile, q_phase, ring)
-                q_phase ^= 1
+                q_ring, ring = self._load_tile(tma, smem, pipes, work, tile, q_ring, ring)
                 if exact == 0:
                     fresh = queue.fetch()
 
@@ -78,9 +77,9 @@ class HopperLoad:
         pipes: HopperPipes,
         work: Work,
         number: Int32,
-        q_phase: Int32,
+        q_ring: PipelineState,
         ring: PipelineState,
-    ) -> PipelineState:
+    ) -> tuple[PipelineState, PipelineState]:
         plan, tile = self.plan, work.schedule.decode(number)
         first, last = work.visibility.blocks(tile.m * plan.cta_rows, plan.cta_rows)
         gQ = cute.local_tile(tma.q.tensor[None, None, tile.head, tile.batch], plan.q_box, (None, 0))
@@ -94,9 +93,10 @@ class HopperLoad:
         k = Source(tma.k, *tma.k.partition(smem.k, cute.group_modes(gK, 0, 2)))
         v = Source(tma.v, *tma.v.partition(smem.v, cute.group_modes(gV, 0, 2)))
         for t in cutlass.range_constexpr(plan.q_tiles):
-            pipes.q_loaded.acquire(t, q_phase)
-            mbarrier = pipes.q_loaded.expect(t, plan.q_tile_bytes)
-            q.load(tile.m * plan.q_tiles + t, t, mbarrier)
+            buffer = q_ring.index * plan.q_tiles + t
+            pipes.q_loaded.acquire(buffer, q_ring.phase)
+            mbarrier = pipes.q_loaded.expect(buffer, plan.q_tile_bytes)
+            q.load(tile.m * plan.q_tiles + t, buffer, mbarrier)
         for i in cutlass.range(last - first, unroll=1):
             block = last - 1 - i
             pipes.k_loaded.acquire(ring.index, ring.phase)
@@ -104,4 +104,5 @@ class HopperLoad:
             pipes.v_loaded.acquire(ring.index, ring.phase)
             v.load(block, ring.index, pipes.v_loaded.expect(ring.index, plan.v_block_bytes))
             ring.advance()
-        return ring
+        q_ring.advance()
+        return q_ring, ring
