@@ -270,6 +270,7 @@ def set_registers(w: Team, increase: bool, count: int, following: int, mask) -> 
     present = np.flatnonzero(lanes.reshape(-1, 32).any(1)).tolist()
     warps = [w.warps[position] for position in present]
     for warp in warps:
+        warp.requests += 1
         if (increase and count < warp.registers) or (not increase and count > warp.registers):
             action = "inc" if increase else "dec"
             raise RegisterError(
@@ -282,3 +283,17 @@ def set_registers(w: Team, increase: bool, count: int, following: int, mask) -> 
         warp.registers = count
     w.cta.cluster.events += 1
     return following
+
+
+def check_warpgroups(cta: Cta) -> None:
+    """All warps of a warpgroup must have executed setmaxnreg equally often. Raises RegisterError.
+
+    Not checked: that the register count is the same; kernels exist that rely on it being per warp.
+    """
+    for first in range(0, len(cta.warps), 4):
+        requests = {warp.index: warp.requests for warp in cta.warps[first : first + 4]}
+        if len(set(requests.values())) > 1:
+            raise RegisterError(
+                "setmaxnreg must be executed by all warps of a warpgroup; each warp's number of "
+                f"executions: {requests}"
+            )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .barriers import NamedBarrier
+from .barriers import NamedBarrier, check_warpgroups
 from .cta import Cta
 from .engines import Engines
 from .errors import DeadlockError, LaunchError
@@ -59,6 +59,7 @@ class Cluster:
             pass
         for cta in self.ctas:
             cta.tensor.check_empty()
+            check_warpgroups(cta)
 
 
 class Machine:

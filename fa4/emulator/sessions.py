@@ -128,6 +128,7 @@ class Session:
         from fa4.emulator.program import Launch, Program, Schedule
 
         program = Program.from_ptx(raw.kernel.ptx, raw.kernel.name)
+        _check_target(program.kernel.target, self.arch)
         memory = GlobalMemory()
         for address, nbytes, name in self._registered:
             memory.add(address, nbytes, name)
@@ -203,6 +204,28 @@ def current_session() -> Session | None:
 
     open_sessions = the_hook().sessions
     return open_sessions[-1] if open_sessions else None
+
+
+def _check_target(target: str, arch: str) -> None:
+    """Raises LaunchError unless a GPU of `arch` runs PTX for `target`.
+
+    PTX with suffix `a` runs on that very architecture, with `f` on its family, other on later ones.
+    """
+    from fa4.emulator.errors import LaunchError
+
+    number = int(target.removeprefix("sm_").rstrip("af"))
+    here = int(arch.removeprefix("sm_").rstrip("a"))
+    if target.endswith("a"):
+        runs = target == arch
+    elif target.endswith("f"):
+        runs = number // 10 == here // 10 and number <= here
+    else:
+        runs = number <= here
+    if not runs:
+        raise LaunchError(
+            f"the kernel is compiled for {target} and this session stands for a GPU of {arch}: "
+            f"open it with session(arch=...), or compile inside it"
+        )
 
 
 def _pack_parameters(params: Iterable[object], arguments: int) -> bytes:

@@ -38,6 +38,7 @@ class Warp:
     def __init__(self, index: int, registers: int, blocks: int) -> None:
         self.index = index
         self.registers = registers
+        self.requests = 0  # setmaxnreg instructions executed
         self.hits = [0] * blocks
 
 

@@ -167,6 +167,14 @@ def test_setmaxnreg_waits_for_the_pool(kind):
             schedule=Schedule(kind))  # fmt: skip
 
 
+def test_setmaxnreg_in_a_part_of_a_warpgroup():
+    body = "setp.lt.u32 %p1, %r99, 32; @%p1 bra END; setmaxnreg.dec.sync.aligned.u32 24; END:"
+    with pytest.raises(RegisterError, match="by all warps of a warpgroup"):
+        run(body, threads=128, directives=".maxnreg 64")
+    whole = body.replace("%r99, 32", "%r99, 128")
+    run(whole, threads=256, directives=".maxnreg 64")
+
+
 def test_setmaxnreg_errors():
     with pytest.raises(RegisterError, match="multiple of 8"):
         run("setmaxnreg.dec.sync.aligned.u32 50;", threads=128)

@@ -13,7 +13,8 @@ from cutlass.cute.typing import AddressSpace
 from cutlass.utils import HardwareInfo
 
 import fa4.emulator
-from fa4.emulator.errors import AddressError
+from fa4.emulator import sessions
+from fa4.emulator.errors import AddressError, LaunchError
 from fa4.emulator.program import Program
 from tests.emulator import session_kernels as kernels
 
@@ -255,7 +256,7 @@ def test_nothing_is_left_behind():
     ("options", "message"),
     [
         ({"schedule": "lazy"}, "schedule='lazy'"),
-        ({"arch": "sm_90a"}, "arch='sm_90a'"),
+        ({"arch": "sm_80"}, "arch='sm_80'"),
         ({"num_sms": 0}, "num_sms=0"),
     ],
 )
@@ -276,3 +277,35 @@ def test_registering_what_is_no_host_memory():
         session.register(4096)
     with pytest.raises(ValueError, match="meta"):
         session.register(torch.empty(4, device="meta"))
+
+
+def test_a_session_that_stands_for_an_h200():
+    x, y = vectors()
+    with fa4.emulator.session(arch="sm_90a") as emulated:
+        attribute = emulated.device.attribute
+        assert [attribute(n) for n in (75, 76, 16, 38, 97)] == [9, 0, 132, 50 << 20, 232448]
+        assert HardwareInfo().get_device_multiprocessor_count() == 132
+        assert HardwareInfo().get_l2_cache_size_in_bytes() == 50 << 20
+        compiled = kernels.compile_for(kernels.double, x, y, False)
+        kernels.call(compiled, x, y, False)
+    assert torch.equal(y, 2 * x)
+    with fa4.emulator.session(arch="sm_90a", num_sms=5) as emulated:
+        assert HardwareInfo().get_max_active_clusters(1) == 5
+        assert emulated.device.attribute(75) == 9
+
+
+@pytest.mark.parametrize(("arch", "other"), [("sm_90a", "sm_100a"), ("sm_100a", "sm_90a")])
+def test_a_kernel_for_another_gpu(arch, other):
+    x, y = vectors()
+    with fa4.emulator.session(arch=arch):
+        compiled = kernels.compile_for(kernels.double, x, y, False)
+    with fa4.emulator.session(arch=other), pytest.raises(LaunchError, match=f"compiled for {arch}"):
+        kernels.call(compiled, x, y, False)
+
+
+def test_targets_that_a_gpu_runs():
+    for target, arch in (("sm_80", "sm_90a"), ("sm_100f", "sm_100a"), ("sm_90", "sm_100a")):
+        sessions._check_target(target, arch)
+    for target, arch in (("sm_100", "sm_90a"), ("sm_100f", "sm_90a"), ("sm_103a", "sm_100a")):
+        with pytest.raises(LaunchError):
+            sessions._check_target(target, arch)

@@ -247,13 +247,17 @@ def test_a_descriptor_between_two_swizzle_atoms(case):
 
 
 FORMS = {
-    "N 12": ("m64n16k16", "m64n12k16"),
     "K 32": ("m64n16k16", "m64n16k32"),
     "f16 accumulator": (".f32.bf16.bf16", ".f16.f16.f16"),
     "sparse": ("wgmma.mma_async.", "wgmma.mma_async.sp."),
     "scale 2": ("%p5, 1, 1, 0, 0", "%p5, 2, 1, 0, 0"),
     "missing transpose": ("%p5, 1, 1, 0, 0", "%p5, 1, 1"),
 }
+
+
+def test_a_width_that_is_no_multiple_of_8(case):
+    with pytest.raises(UnsupportedInstruction, match="m64n12k16"):
+        case.run(FENCE + mma(12, case.a, case.b) + COMMIT + wait())
 
 
 @pytest.mark.parametrize("form", FORMS)

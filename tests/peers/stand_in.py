@@ -10,13 +10,7 @@ import fa4.emulator
 from fa4.emulator import mma
 from fa4.emulator.patching import environment, replaced
 
-# Which GPU the packages select a kernel for, in their own variables.
-_TARGET = {
-    "FLASH_ATTENTION_ARCH": "sm_100",
-    "FLASH_ATTENTION_NUM_SMS": "148",
-    "QUACK_ARCH": "100",
-    "QUACK_CACHE_ENABLED": "0",
-}
+_CAPABILITY = {"sm_100a": (10, 0), "sm_90a": (9, 0)}
 
 
 def require(module: str) -> None:
@@ -27,16 +21,29 @@ def require(module: str) -> None:
 
 
 @contextlib.contextmanager
-def emulated_peers(**options: object) -> Iterator[fa4.emulator.Session]:
-    """A session in which torch calls every tensor a CUDA tensor and names a Blackwell GPU."""
+def emulated_peers(arch: str = "sm_100a", **options: object) -> Iterator[fa4.emulator.Session]:
+    """A session in which torch calls every tensor a CUDA tensor and names a GPU of `arch`."""
+    emulated = fa4.emulator.session(arch=arch, **options)
+    capability = _CAPABILITY[arch]
     with contextlib.ExitStack() as stack:
-        for name, value in _TARGET.items():
+        for name, value in _target(arch, emulated.device.num_sms).items():
             stack.enter_context(environment(name, value))
         stack.enter_context(replaced(torch.Tensor, "is_cuda", lambda _: property(lambda t: True)))
         stack.enter_context(
-            replaced(torch.cuda, "get_device_capability", lambda _: lambda device=None: (10, 0))
+            replaced(torch.cuda, "get_device_capability", lambda _: lambda device=None: capability)
         )
-        yield stack.enter_context(fa4.emulator.session(**options))
+        yield stack.enter_context(emulated)
+
+
+def _target(arch: str, num_sms: int) -> dict[str, str]:
+    """Which GPU the packages select a kernel for, in their own variables."""
+    short = arch.rstrip("a")
+    return {
+        "FLASH_ATTENTION_ARCH": short,
+        "FLASH_ATTENTION_NUM_SMS": str(num_sms),
+        "QUACK_ARCH": short.removeprefix("sm_"),
+        "QUACK_CACHE_ENABLED": "0",
+    }
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ def test_forward_split():
     assert len(emulated.launches) == 2  # the splits, then their combination
 
 
-def backward_errors(head_dim, causal):
+def backward_errors(head_dim, causal, arch="sm_100a"):
     """Relative errors of dQ, dK and dV."""
     from flash_attn.cute.interface import _flash_attn_bwd
 
@@ -156,7 +156,7 @@ def backward_errors(head_dim, causal):
     leaves = [t.float().requires_grad_() for t in (q, k, v)]
     out, lse = attention(*leaves, causal)
     out.backward(grad_out.float())
-    with emulated_peers():
+    with emulated_peers(arch):
         grads = _flash_attn_bwd(
             q, k, v, out.detach().bfloat16(), grad_out, lse.detach().contiguous(), causal=causal
         )

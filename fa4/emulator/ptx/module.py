@@ -47,6 +47,7 @@ class EntryHeader:
 
     params: tuple[Param, ...]
     param_bytes: int
+    target: str
     max_registers: int | None
     required_threads: int | None
     min_ctas: int
@@ -72,12 +73,19 @@ def find_entry(text: str, entry: str) -> EntryHeader:
     return EntryHeader(
         params,
         size,
+        _target(text),
         registers,
         threads,
         ctas or 1,
         match.start(),
         match.end(),
     )
+
+
+def _target(text: str) -> str:
+    """The module's architecture, such as sm_90a; empty without a .target directive."""
+    match = re.search(r"\.target\s+(\w+)", text)
+    return match[1] if match else ""
 
 
 def _directive(text: str, name: str) -> int | None:

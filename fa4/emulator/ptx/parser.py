@@ -58,6 +58,7 @@ def parse(ptx: str, entry: str) -> Kernel:
         header.max_registers,
         header.required_threads,
         header.min_ctas,
+        header.target,
     )
     tokens = _tokens(text, header.body)
     _Body(kernel, tokens, source_files(text)).read()

@@ -128,3 +128,4 @@ class Kernel:
     max_registers: int | None = None
     required_threads: int | None = None
     min_ctas: int = 1
+    target: str = ""
