@@ -18,8 +18,9 @@ from fa4.problem import Problem, default_scale
 
 logger = logging.getLogger("fa4")
 
-NATIVE_ARCHS = {(10, 0): "sm_100a", (10, 3): "sm_103a"}  # by compute capability
-EMULATED_ARCHS = ("sm_100a",)
+# by compute capability
+NATIVE_ARCHS = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+EMULATED_ARCHS = ("sm_100a", "sm_90a")
 TMA_ALIGNMENT = 16  # bytes, of the base address and of every stride but the last
 TMA_STRIDE_LIMIT = 2**40  # bytes: the width of a stride in a tensor map
 
@@ -53,8 +54,9 @@ def flash_attn_func(
         q: (batch, seqlen_q, heads_q, head_dim), bfloat16 or float16.
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv (GQA, MQA).
         v: (batch, seqlen_k, heads_kv, head_dim_v). Head dims are multiples of 8, at most 128, or
-            (192, 128). Strides are free but the last, which is 1. A tensor whose base or strides
-            are no multiple of 16 bytes is copied first, since TMA cannot address it.
+            (192, 128); on Hopper at most 256. Strides are free but the last, which is 1. A tensor
+            whose base or strides are no multiple of 16 bytes is copied first, since TMA cannot
+            address it.
         softmax_scale: positive; default 1/sqrt(head_dim).
         causal: query i sees keys j <= i + seqlen_k - seqlen_q (aligned at the bottom right).
         window_size: (left, right); query i sees the keys from i - left to i + right, aligned as

@@ -9,7 +9,7 @@ from fa4.pipeline.edges import Edge, forward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import TmemMap, tmem_map
 from fa4.plan_base import CHIPS, BasePlan, Role, padded, require
-from fa4.plan_hopper import hopper_plan
+from fa4.plan_hopper import LONG, hopper_plan
 from fa4.problem import Problem
 
 M_TILE = 128  # rows of one query tile: the M of one tcgen05.mma, and one TMEM lane per row
@@ -17,6 +17,8 @@ N_BLOCK = 128  # keys of one block
 Q_TILES = 2  # query tiles per CTA, in ping-pong
 
 PADDED_HEAD_DIMS = (64, 96, 128, 192)
+SQUARE_HEAD_DIM = 128  # above it S, P and O of two query tiles do not fit in tensor memory
+WIDE_HEAD_DIMS = (192, 128)  # the one shape above: MLA prefill
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class Plan(BasePlan):
 def plan_forward(problem: Problem, arch: str = "sm_100a") -> BasePlan:
     """The plan for a problem; depends on head dims, dtype and the kind of mask only.
 
+    On Hopper also on whether there are LONG keys or more: two kernels at most for one shape.
+
     Raises ValueError for an architecture without a kernel.
     """
     if arch not in CHIPS:
@@ -142,12 +146,19 @@ def plan_forward(problem: Problem, arch: str = "sm_100a") -> BasePlan:
         problem.window_right is not None,
         problem.window_left is not None,
         problem.softcap > 0.0,
+        arch == "sm_90a" and problem.seqlen_k >= LONG,
     )
 
 
 @cache
 def _plan_forward(
-    arch: str, dtype: str, dims: tuple[int, int], right: bool, left: bool, softcap: bool
+    arch: str,
+    dtype: str,
+    dims: tuple[int, int],
+    right: bool,
+    left: bool,
+    softcap: bool,
+    long: bool = False,
 ) -> BasePlan:
     options = {
         "arch": arch,
@@ -156,13 +167,21 @@ def _plan_forward(
         "left_bound": left,
         "softcap": softcap,
     }
-    plan = hopper_plan(dims, options) if arch == "sm_90a" else blackwell_plan(dims, options)
+    plan = hopper_plan(dims, options, long) if arch == "sm_90a" else blackwell_plan(dims, options)
     plan.check()
     return plan
 
 
 def blackwell_plan(dims: tuple[int, int], options: dict[str, object]) -> Plan:
-    """The Blackwell plan for unpadded head dims; `options` are the other fields of BasePlan."""
+    """The Blackwell plan for unpadded head dims; `options` are the other fields of BasePlan.
+
+    Raises ValueError for head dims without a kernel.
+    """
+    if max(dims) > SQUARE_HEAD_DIM and dims != WIDE_HEAD_DIMS:
+        raise ValueError(
+            f"(head_dim, head_dim_v) is {dims}; {options['arch']} supports both at most "
+            f"{SQUARE_HEAD_DIM}, or {WIDE_HEAD_DIMS}."
+        )
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
     return Plan(
         head_dim=head_dim,

@@ -34,6 +34,11 @@ TUNED = {
     (256, 256): HopperTuning(2, 80, 2, 1, (240, 24)),
 }
 
+# From LONG keys on, without a mask: wider blocks keep the tensor cores busier, and the longer
+# first and last block of a tile no longer count.
+LONG = 8192
+TUNED_LONG_FULL = {(64, 64): HopperTuning(3, 128, 3, 2, (160, 24))}
+
 
 @dataclass(frozen=True)
 class HopperPlan(BasePlan):
@@ -94,11 +99,16 @@ class HopperPlan(BasePlan):
         return shared_memory_map(self.edges(), buffers)
 
 
-def hopper_plan(dims: tuple[int, int], options: dict[str, object]) -> HopperPlan:
+def hopper_plan(
+    dims: tuple[int, int], options: dict[str, object], long: bool = False
+) -> HopperPlan:
     """The Hopper plan for unpadded head dims; `options` are the other fields of BasePlan."""
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
-    larger = max(head_dim, head_dim_v)
-    tuning = TUNED.get((head_dim, head_dim_v)) or TUNED[(larger, larger)]
+    if (head_dim, head_dim_v) not in TUNED:
+        head_dim = head_dim_v = max(head_dim, head_dim_v)
+    tuning = TUNED[head_dim, head_dim_v]
+    if long and not (options["right_bound"] or options["left_bound"]):
+        tuning = TUNED_LONG_FULL.get((head_dim, head_dim_v), tuning)
     return HopperPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,

@@ -13,8 +13,7 @@ from typing import Any
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIM_MULTIPLE = 8  # 16 bytes of a 2-byte type: the unit of TMA strides and swizzles
-MAX_HEAD_DIM = 128
-WIDE_HEAD_DIMS = (192, 128)  # the one shape above MAX_HEAD_DIM: MLA prefill
+MAX_HEAD_DIM = 256  # of any kernel; the plan of an architecture may refuse smaller ones
 MAX_LENGTH = 2**30  # kernels add two lengths (row + seqlen_k, row + left) in signed 32-bit words
 MAX_QUERY_ROWS = 2**30  # batch * heads * rows: bounds a work tile's number, to which the grid adds
 
@@ -142,17 +141,17 @@ def example_problem(head_dim: int, head_dim_v: int | None = None, **changes: Any
 
 
 def check_head_dims(head_dim: int, head_dim_v: int) -> None:
-    """Raise ValueError unless a kernel exists for q/k rows of head_dim and v rows of head_dim_v."""
+    """Raise ValueError for head dims that no architecture has a kernel for."""
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if _integer(name, value) < HEAD_DIM_MULTIPLE or value % HEAD_DIM_MULTIPLE:
             raise ValueError(
                 f"{name} is {value}; it must be a positive multiple of {HEAD_DIM_MULTIPLE} "
                 "(16 bytes). Pad q and k (or v) with zeros."
             )
-    if max(head_dim, head_dim_v) > MAX_HEAD_DIM and (head_dim, head_dim_v) != WIDE_HEAD_DIMS:
+    if max(head_dim, head_dim_v) > MAX_HEAD_DIM:
         raise ValueError(
             f"(head_dim, head_dim_v) is {(head_dim, head_dim_v)}; supported: both at most "
-            f"{MAX_HEAD_DIM}, or {WIDE_HEAD_DIMS}."
+            f"{MAX_HEAD_DIM}."
         )
 
 

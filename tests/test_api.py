@@ -114,7 +114,7 @@ def bad_calls():
             [t.to("meta") for t in (q, k, v)],
             {},
             NotImplementedError,
-            "compute capability 10.0 or 10.3",
+            "compute capability 9.0 or 10.0 or 10.3",
         ),
     }
 
@@ -277,8 +277,8 @@ def test_every_architecture_has_plans_and_every_emulated_one_a_session():
 @pytest.mark.parametrize(
     ("capability", "arch"),
     [
-        *(((10, 0), "sm_100a"), ((10, 3), "sm_103a")),
-        *(((major, minor), None) for major, minor in ((10, 1), (11, 0), (12, 0), (8, 0))),
+        *(((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((10, 3), "sm_103a")),
+        *(((major, minor), None) for major, minor in ((8, 9), (10, 1), (11, 0), (12, 0), (8, 0))),
     ],
 )
 def test_only_devices_that_a_kernel_was_made_for_are_native(monkeypatch, capability, arch):
@@ -289,7 +289,7 @@ def test_only_devices_that_a_kernel_was_made_for_are_native(monkeypatch, capabil
     if arch:
         assert api.native_arch(device) == arch
     else:
-        supported = r"Some GPU \(cuda:1.*Supported: .*capability 10.0 or 10.3"
+        supported = r"Some GPU \(cuda:1.*Supported: .*capability 9.0 or 10.0 or 10.3"
         with pytest.raises(NotImplementedError, match=supported):
             api.native_arch(device)
     api.native_arch.cache_clear()

@@ -92,17 +92,18 @@ def test_derived_values():
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "head_dim_v"), [(8, 8), (64, 64), (72, 80), (128, 64), (64, 128), (192, 128)]
+    ("head_dim", "head_dim_v"),
+    [(8, 8), (64, 64), (72, 80), (128, 64), (64, 128), (192, 128), (256, 256)],
 )
 def test_supported_head_dims(head_dim, head_dim_v):
     check_head_dims(head_dim, head_dim_v)
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "head_dim_v"), [(0, 64), (68, 64), (64, 4), (192, 192), (128, 192), (256, 128)]
+    ("head_dim", "head_dim_v"), [(0, 64), (68, 64), (64, 4), (264, 264), (128, 512)]
 )
 def test_fault_28_unsupported_head_dims_name_value_and_rule(head_dim, head_dim_v):
-    with pytest.raises(ValueError, match=r"head_dim.*\d+.*(multiple of 8|at most 128)"):
+    with pytest.raises(ValueError, match=r"head_dim.*\d+.*(multiple of 8|at most 256)"):
         make(head_dim=head_dim, head_dim_v=head_dim_v)
 
 

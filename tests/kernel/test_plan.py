@@ -7,6 +7,8 @@ import pytest
 from fa4.compile import artifacts
 from fa4.pipeline.tmem import tmem_map
 from fa4.plan import CHIPS, TUNED, Plan, plan_forward
+from fa4.plan_hopper import LONG
+from fa4.plan_hopper import TUNED as HOPPER_TUNED
 from fa4.problem import Problem, example_problem
 
 
@@ -122,3 +124,26 @@ def test_shared_memory_regions_do_not_overlap(every_plan: Plan) -> None:
     barriers = max([*smem.full.values(), *smem.empty.values()])
     assert barriers < min(smem.tiles.values())
     assert all(smem.tiles[name] % 1024 == 0 for name in ("sQ", "sKV", "sO"))
+
+
+@pytest.mark.parametrize("dims", [(192, 192), (128, 192), (256, 256), (136, 64)])
+def test_blackwell_refuses_wide_heads(dims: tuple[int, int]) -> None:
+    wide = problem(head_dim=dims[0], head_dim_v=dims[1])
+    with pytest.raises(ValueError, match=r"sm_100a supports both at most 128, or \(192, 128\)"):
+        plan_forward(wide)
+    assert plan_forward(wide, "sm_90a").head_dim >= dims[0]
+
+
+@pytest.mark.parametrize("dims", sorted(HOPPER_TUNED))
+@pytest.mark.parametrize("length", [1, LONG])
+def test_hopper_plans_fit_the_chip(dims: tuple[int, int], length: int) -> None:
+    for causal in (False, True):
+        asked = problem(head_dim=dims[0], head_dim_v=dims[1], causal=causal, seqlen_k=length)
+        plan = plan_forward(asked, "sm_90a")
+        assert plan.smem().nbytes <= CHIPS["sm_90a"].smem_bytes
+        assert sum(32 * r.warps * r.registers for r in plan.roles.values()) <= 65536
+
+
+def test_only_bfloat16_freezes_its_reference() -> None:
+    assert plan_forward(problem(), "sm_90a").fixed_reference
+    assert not plan_forward(problem(dtype="float16"), "sm_90a").fixed_reference

@@ -196,9 +196,7 @@ class Attend:
         self._softmax(f, row, (place, scales, see), last - 1, Boolean(True), Boolean(True))
         self._round_p(f)
         if cutlass.const_expr(self.plan.tuning.q_stages > 1):
-            # not at once, since the whole warpgroup would wait with the storing warp
-            if started != 0:
-                self._hand_back(pipes, place)
+            self._hand_back(pipes, place, started)
         for i in cutlass.range(last - 1 - first, unroll=1):
             block = last - 2 - i
             masked = (block >= full.full_last) | (block < full.full_first)
@@ -407,9 +405,12 @@ class Attend:
             pipes.q_loaded.release(place.buffer)
 
     @cute.jit
-    def _hand_back(self, pipes: HopperPipes, place: Place) -> None:
-        """The storing warp's part in the release of the buffer of the tile before."""
-        if cute.arch.make_warp_uniform(place.thread // 32) == 0:
+    def _hand_back(self, pipes: HopperPipes, place: Place, tiles_done: Int32) -> None:
+        """The storing warp's part in the release of the buffer of the tile before.
+
+        Not right after the store, since the whole warpgroup would wait with the storing warp.
+        """
+        if (cute.arch.make_warp_uniform(place.thread // 32) == 0) & (tiles_done != 0):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
             before = place.buffer - self.plan.q_tiles
             before = before if before >= 0 else before + self.plan.q_buffers
