@@ -349,8 +349,15 @@ def test_fp8_round_trip_and_saturation():
         "cvt.rn.satfinite.e4m3x2.f32 %h1, %x0, %x0; mov.b16 %y, %h1;", "u2", x, kinds=("f32", "b16")
     )
     assert [hex(v & 255) for v in got.tolist()[:8]] == [
-        "0x0", "0x38", "0xb8", "0x7e", "0x7e", "0xfe", "0x1", "0x45",
-    ]  # fmt: skip
+        "0x0",
+        "0x38",
+        "0xb8",
+        "0x7e",
+        "0x7e",
+        "0xfe",
+        "0x1",
+        "0x45",
+    ]
     codes = got.copy()
     halves = each("cvt.rn.f16x2.e4m3x2 %y, %x0;", "u4", codes, kinds=("b16", "b32"))
     back = (halves & 0xFFFF).astype(np.uint16).view(np.float16)

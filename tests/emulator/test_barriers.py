@@ -160,11 +160,19 @@ GIVE: setmaxnreg.dec.sync.aligned.u32 {less}; END:"""
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_setmaxnreg_waits_for_the_pool(kind):
-    run(REGISTERS.format(more=200, less=56), threads=256, directives=".maxnreg 128",
-        schedule=Schedule(kind))  # fmt: skip
+    run(
+        REGISTERS.format(more=200, less=56),
+        threads=256,
+        directives=".maxnreg 128",
+        schedule=Schedule(kind),
+    )
     with pytest.raises(DeadlockError, match=r"for setmaxnreg\.inc 208"):
-        run(REGISTERS.format(more=208, less=56), threads=256, directives=".maxnreg 128",
-            schedule=Schedule(kind))  # fmt: skip
+        run(
+            REGISTERS.format(more=208, less=56),
+            threads=256,
+            directives=".maxnreg 128",
+            schedule=Schedule(kind),
+        )
 
 
 def test_setmaxnreg_in_a_part_of_a_warpgroup():

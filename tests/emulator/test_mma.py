@@ -75,8 +75,16 @@ def execute(operands, issue, *, pair=1, extra="", kind="early"):
     body = KERNEL.format(
         pair=pair, extra=extra, issue=issue, commit=commit, waiting=wait("%r10", 0, "W")
     )
-    run(body, image, out, threads=128, ctas=pair, cluster=pair, smem=1024 + 65536 + 1024,
-        schedule=Schedule(kind, 1))  # fmt: skip
+    run(
+        body,
+        image,
+        out,
+        threads=128,
+        ctas=pair,
+        cluster=pair,
+        smem=1024 + 65536 + 1024,
+        schedule=Schedule(kind, 1),
+    )
     return out
 
 
@@ -251,8 +259,12 @@ def test_copy_from_shared_memory():
 def attempt(a=None, idesc=None, kind="f16", place="[%r2]"):
     memory, *strides = layout(np.zeros((128, 16), np.uint16), 3)
     good = descriptor(A_PLACE, *strides, 3)
-    issue = mma(kind, good if a is None else a(good), descriptor(B_PLACE, *strides, 3),
-                instruction(128, 64) if idesc is None else idesc)  # fmt: skip
+    issue = mma(
+        kind,
+        good if a is None else a(good),
+        descriptor(B_PLACE, *strides, 3),
+        instruction(128, 64) if idesc is None else idesc,
+    )
     execute([(memory, memory)], issue.replace("[%r2]", place))
 
 

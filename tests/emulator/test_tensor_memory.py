@@ -137,8 +137,12 @@ def test_allocation_waits_for_free_columns(kind):
     GIVE: @!%p20 bra DONE; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32; DONE:"""
     run(ALLOC.replace("{columns}", "32") + body, smem=64, threads=64, schedule=Schedule(kind))
     with pytest.raises(DeadlockError, match="512 free columns of tensor memory"):
-        run(ALLOC.replace("{columns}", "32") + body.replace("GIVE:", "GIVE: bra DONE;"),
-            smem=64, threads=64, schedule=Schedule(kind))  # fmt: skip
+        run(
+            ALLOC.replace("{columns}", "32") + body.replace("GIVE:", "GIVE: bra DONE;"),
+            smem=64,
+            threads=64,
+            schedule=Schedule(kind),
+        )
 
 
 def test_memory_starts_as_nan():
