@@ -1,6 +1,7 @@
 """Lets third-party packages run unmodified in an emulator session on CPU tensors."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from fa4.emulator import mma
 from fa4.emulator.patching import environment, replaced
 
 _CAPABILITY = {"sm_100a": (10, 0), "sm_90a": (9, 0)}
+_seen = {"arch": ""}  # of the latest session
 
 
 def require(module: str) -> None:
@@ -23,6 +25,9 @@ def require(module: str) -> None:
 @contextlib.contextmanager
 def emulated_peers(arch: str = "sm_100a", **options: object) -> Iterator[fa4.emulator.Session]:
     """A session in which torch calls every tensor a CUDA tensor and names a GPU of `arch`."""
+    if arch != _seen["arch"]:
+        _forget_gpu()
+        _seen["arch"] = arch
     emulated = fa4.emulator.session(arch=arch, **options)
     capability = _CAPABILITY[arch]
     with contextlib.ExitStack() as stack:
@@ -33,6 +38,16 @@ def emulated_peers(arch: str = "sm_100a", **options: object) -> Iterator[fa4.emu
             replaced(torch.cuda, "get_device_capability", lambda _: lambda device=None: capability)
         )
         yield stack.enter_context(emulated)
+
+
+def _forget_gpu() -> None:
+    """Empty the packages' caches: a process has one kind of GPU for them."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("flash_attn", "quack")]:
+        for value in vars(sys.modules[name]).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+            if hasattr(value, "compile_cache"):
+                value.compile_cache.clear()
 
 
 def _target(arch: str, num_sms: int) -> dict[str, str]:

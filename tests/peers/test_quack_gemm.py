@@ -1,4 +1,4 @@
-"""quack's sm_100 GEMMs, unmodified, in the emulator against torch in float32."""
+"""quack's sm_100 and sm_90 GEMMs, unmodified, in the emulator against torch in float32."""
 
 import pytest
 import torch
@@ -54,6 +54,16 @@ def test_gemm(name):
         d = gemm(a, b, tile=tile, cluster=cluster)
     assert relative_error(d, a.float() @ b.float().mT) < TOLERANCE
     assert emulated.launches[0].cluster[:2] == cluster
+
+
+@pytest.mark.parametrize("name", ["1-CTA", "batched, ragged", "multicast"])
+def test_gemm_on_hopper(name):
+    *shape, tile, cluster = SHAPES[name]
+    a, b = operands(*shape)
+    with emulated_peers("sm_90a") as emulated:
+        d = gemm(a, b, tile=tile, cluster=cluster)
+    assert relative_error(d, a.float() @ b.float().mT) < TOLERANCE
+    assert "Sm90" in emulated.launches[0].name
 
 
 def test_gemm_with_several_tiles_per_cta():
