@@ -260,14 +260,19 @@ def _addressable(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def _tma_obstacle(tensor: torch.Tensor) -> str | None:
     """Why a TMA tensor map cannot describe the tensor; None if it can."""
-    size = tensor.element_size()
     if tensor.data_ptr() % TMA_ALIGNMENT:
         return f"its address is no multiple of {TMA_ALIGNMENT} bytes"
-    for stride in tensor.stride()[:-1]:
+    return _stride_obstacle(tensor.stride(), tensor.element_size())
+
+
+@lru_cache(maxsize=4096)
+def _stride_obstacle(strides: tuple[int, ...], size: int) -> str | None:
+    """Why these strides, of elements of `size` bytes, cannot stand in a TMA tensor map."""
+    for stride in strides[:-1]:
         if (stride * size) % TMA_ALIGNMENT:
-            return f"its strides {tensor.stride()} are no multiples of {TMA_ALIGNMENT} bytes"
+            return f"its strides {strides} are no multiples of {TMA_ALIGNMENT} bytes"
         if stride * size >= TMA_STRIDE_LIMIT:
-            return f"its strides {tensor.stride()} reach 2^40 bytes"
+            return f"its strides {strides} reach 2^40 bytes"
     return None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 from contextlib import ExitStack
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import cuda.bindings.driver as cuda
 import torch
@@ -43,45 +44,76 @@ def forward(
             f"q is on {q.device} inside fa4.emulator.session(), where kernels run on host memory; "
             "pass CPU tensors, or call outside of the session."
         )
-    tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse}
-    if isinstance(plan, HopperPlan):
-        tensors["tile_counter"] = _tile_counter(q.device)
-    arguments = _arguments(problem, plan, tensors)
+    strides = (q.stride(), k.stride(), v.stride(), out.stride())
+    block = ForwardArguments.from_buffer_copy(_template(problem, plan, strides))
+    block.q, block.k, block.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    block.o, block.lse = out.data_ptr(), lse.data_ptr()
     if q.device.type == "cuda":
-        _launch_native(plan, arguments, q.device)
+        _launch_native(plan, block, q.device)
     else:
-        _launch_emulated(plan, arguments, tensors)
+        _launch_emulated(plan, block, {"q": q, "k": k, "v": v, "o": out, "lse": lse})
 
 
-def _launch_native(plan: BasePlan, arguments: ForwardArguments, device: torch.device) -> None:
-    with torch.cuda.device(device):
-        arguments.num_ctas = torch.cuda.get_device_properties(device).multi_processor_count
-        stream = cuda.CUstream(torch.cuda.current_stream(device).cuda_stream)
-        compile_forward(plan, emulated=False)(_pointer(arguments), stream)
+def _launch_native(plan: BasePlan, block: ForwardArguments, device: torch.device) -> None:
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _launch_native(plan, block, device)
+        return
+    kernel = _native_kernel(plan, device)
+    # the raw handle costs a tenth of torch.cuda.current_stream
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    block.num_ctas = kernel.num_sms
+    if isinstance(plan, HopperPlan):
+        block.tile_counter = _counter(device, stream).data_ptr()
+    kernel(block, stream)
+
+
+class _Call(ctypes.Structure):
+    """What the host function's two arguments point at."""
+
+    _fields_ = (("block", ctypes.c_void_p), ("stream", ctypes.c_void_p))
+
+
+@dataclass(frozen=True)
+class _NativeKernel:
+    """The host function, called without the DSL's conversion of arguments: half of the overhead."""
+
+    executor: object
+    num_sms: int
+
+    def __call__(self, block: ForwardArguments, stream: int) -> None:
+        call = _Call(ctypes.addressof(block), stream)
+        first = ctypes.addressof(call)
+        self.executor.run_compiled_program([first, first + ctypes.sizeof(ctypes.c_void_p)])
+
+
+@cache
+def _native_kernel(plan: BasePlan, device: torch.device) -> _NativeKernel:
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return _NativeKernel(compile_forward(plan, emulated=False).to(device.index), num_sms)
 
 
 def _launch_emulated(
-    plan: BasePlan, arguments: ForwardArguments, tensors: dict[str, torch.Tensor]
+    plan: BasePlan, block: ForwardArguments, tensors: dict[str, torch.Tensor]
 ) -> None:
     """In the innermost open session, or in one of its own with the default schedule."""
+    if isinstance(plan, HopperPlan):
+        tensors["tile_counter"] = _counter(tensors["q"].device, 0)
+        block.tile_counter = tensors["tile_counter"].data_ptr()
     with ExitStack() as stack:
         here = current_session() or stack.enter_context(session(arch=plan.arch))
         stack.enter_context(here.lend(tensors, labels(plan)))
-        arguments.num_ctas = here.device.num_sms
-        compile_forward(plan, emulated=True)(_pointer(arguments), cuda.CUstream(0))
+        block.num_ctas = here.device.num_sms
+        compile_forward(plan, emulated=True)(_pointer(block), cuda.CUstream(0))
 
 
-def _arguments(
-    problem: Problem, plan: BasePlan, tensors: dict[str, torch.Tensor]
-) -> ForwardArguments:
-    """Everything but the size of the grid, which depends on the device."""
+@lru_cache(maxsize=4096)
+def _template(problem: Problem, plan: BasePlan, strides: tuple[tuple[int, ...], ...]) -> bytes:
+    """The argument block of a call but for addresses and the size of the grid."""
     block = ForwardArguments()
-    for name, tensor in tensors.items():
-        setattr(block, name, tensor.data_ptr())
-        if name in "qkvo":
-            strides = dict(zip(("batch", "row", "head"), tensor.stride()[:3], strict=True))
-            for axis, stride in strides.items():
-                setattr(block, f"{name}_{axis}", stride)
+    for name, (batch, row, head, _) in zip("qkvo", strides, strict=True):
+        for axis, stride in (("batch", batch), ("row", row), ("head", head)):
+            setattr(block, f"{name}_{axis}", stride)
     for size in SIZES:
         setattr(block, size, getattr(problem, size))
     block.left = problem.window_left or 0  # read only when the plan has the bound
@@ -93,17 +125,12 @@ def _arguments(
     block.softmax_scale = scale
     block.scale_log2 = scale * math.log2(math.e)
     block.softcap = problem.scale / cap
-    return block
-
-
-def _tile_counter(device: torch.device) -> torch.Tensor:
-    """A zero that every launch leaves behind as a zero; one per stream, as launches overlap."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _counter(device, stream)
+    return bytes(block)
 
 
 @cache
 def _counter(device: torch.device, stream: int) -> torch.Tensor:
+    """A zero that every launch leaves behind as a zero; one per stream, as launches overlap."""
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 
