@@ -30,7 +30,7 @@ class WarpFlight:
     """What one warp has issued: the open group, the committed ones, the registers they use."""
 
     def __init__(self) -> None:
-        self.issued = 0
+        self.issued = self.commits = 0
         self.open: list[Wgmma] = []
         self.groups: deque[list[Wgmma]] = deque()
         self.owners: dict[tuple[int, ...], Wgmma] = {}  # accumulator slots -> their last operation
@@ -50,6 +50,7 @@ class WarpFlight:
     def commit(self) -> None:
         self.groups.append(self.open)
         self.open = []
+        self.commits += 1
 
     def covered(self, limit: int) -> list[list[Wgmma]]:
         """The groups that a wait for at most `limit` pending ones is about."""

@@ -49,24 +49,24 @@ def wgmma(w: Team, form: tuple, values: tuple, a, b, accumulate, mask) -> None:
 
     `form` are the fields of a Site; `values` the accumulators; `a` a descriptor or four registers.
     """
-    site = _site(*form)
+    site, positions = _site(*form), active_warps(w, mask)
+    keeps = _uniform(accumulate, positions, "scale-d")
+    left: list = [None] * len(positions)  # descriptors of A
+    if not isinstance(a, tuple):
+        left = _uniform(a, positions, "A's descriptor")
+    right = _uniform(b, positions, "B's descriptor")
     stacked: np.ndarray | None = None
-    for position in active_warps(w, mask):
-        warp, lane = w.warps[position].index, 32 * position
+    for position, *operands in zip(positions, left, right, keeps, strict=True):
+        warp, lane, keep = w.warps[position].index, 32 * position, operands[2]
         group = warpgroup_of(w.cta, warp)
         flight = group.flights[warp % WARPS]
-        keep = bool(_uniform(accumulate, lane, "scale-d"))
-        left = None if isinstance(a, tuple) else int(_uniform(a, lane, "A's descriptor"))
-        operands = (left, int(_uniform(b, lane, "B's descriptor")), keep)
-        _check_registers(flight, site, keep)
-        operation = _issue(group, flight, site, operands)
-        before = flight.owners.get(site.slots)
+        _check_registers(flight, site)
+        operation = _issue(group, flight, site, tuple(operands))
+        before = operation.before if keep else None
         if keep and before is None:
             stacked = np.stack(values) if stacked is None else stacked
             operation.take_accumulators(warp % WARPS, stacked[:, lane : lane + 32])
-        elif keep:
-            operation.before = before
-        if left is None:
+        if operands[0] is None:
             operation.take_left(warp % WARPS, [register[lane : lane + 32] for register in a])
         _take_off(flight, operation, warp % WARPS)
         if all(operation.issued):
@@ -75,18 +75,28 @@ def wgmma(w: Team, form: tuple, values: tuple, a, b, accumulate, mask) -> None:
             w.cta.cluster.engines.submit(group.engine, operation.run, lambda: w.cta.origin(w))
 
 
-def _uniform(values: np.ndarray, lane: int, what: str) -> object:
-    own = values[lane : lane + 32]
-    if np.count_nonzero(own != own[0]):
+def _uniform(values: np.ndarray, positions: list[int], what: str) -> list:
+    """One value per warp. Raises WarpgroupError unless a warp's lanes agree."""
+    lanes = values.reshape(-1, 32)
+    if len(positions) < len(lanes):
+        lanes = lanes[positions]
+    if np.count_nonzero(lanes != lanes[:, :1]):
         raise WarpgroupError(f"{what} of a wgmma differs between the lanes of a warp")
-    return own[0]
+    return lanes[:, 0].tolist()
 
 
 def _issue(group: Warpgroup, flight: WarpFlight, site: Site, operands: tuple) -> Wgmma:
     """The warpgroup's operation of this number, which the warp must agree with."""
     operation = group.pending.get(flight.issued)
+    before = flight.owners.get(site.slots)
     if operation is None:
-        operation = group.pending[flight.issued] = Wgmma(group.cta, site, operands)
+        operation = Wgmma(group.cta, site, operands, before, flight.commits)
+        group.pending[flight.issued] = operation
+    elif (operation.before, operation.commits) != (before, flight.commits):
+        raise WarpgroupError(
+            f"warps of {group} differ in the wgmma.commit_group and wgmma.wait_group before this "
+            "wgmma"
+        )
     elif (operation.site, operation.operands) != (site, operands):
         raise WarpgroupError(
             f"warps of {group} execute different wgmma: PTX line {operation.site.line} with (A, B, "
@@ -96,7 +106,7 @@ def _issue(group: Warpgroup, flight: WarpFlight, site: Site, operands: tuple) ->
     return operation
 
 
-def _check_registers(flight: WarpFlight, site: Site, keep: bool) -> None:
+def _check_registers(flight: WarpFlight, site: Site) -> None:
     """Raises WarpgroupError for registers that are not this wgmma's to use."""
     own = site.slots in flight.owners
     if (not own and site.accumulator_mask & flight.accumulators) or (
@@ -128,10 +138,17 @@ def _take_off(flight: WarpFlight, operation: Wgmma, warp: int) -> None:
 class Wgmma:
     """One D = A B (+ D): the registers of its warps, the operation before it on D, its result."""
 
-    def __init__(self, cta: Cta, site: Site, operands: tuple[int | None, int, bool]) -> None:
+    def __init__(
+        self,
+        cta: Cta,
+        site: Site,
+        operands: tuple[int | None, int, bool],
+        before: Wgmma | None,
+        commits: int,
+    ) -> None:
         self.cta, self.site, self.operands = cta, site, operands
+        self.before, self.commits = before, commits
         self.issued = [False] * WARPS
-        self.before: Wgmma | None = None
         self.taken: np.ndarray | None = None  # accumulator registers (N / 2, 128)
         self.left: np.ndarray | None = None  # A registers (4, 128)
         self.result: np.ndarray | None = None  # (64, N)
@@ -168,7 +185,7 @@ class Wgmma:
         total = left @ right.T
         if site.negate:
             np.negative(total, out=total)
-        if self.before is not None:
+        if self.before is not None and self.operands[2]:
             total += self.before.result
         elif self.taken is not None:
             total += _from_registers(self.taken)

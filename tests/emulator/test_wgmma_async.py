@@ -227,6 +227,15 @@ def test_warps_at_different_instructions(case):
         case.run(body)
 
 
+@pytest.mark.parametrize("skipped", [COMMIT, wait()], ids=["commit", "wait"])
+def test_a_warp_that_skips_a_commit_or_a_wait(case, skipped):
+    tail = COMMIT + wait() if skipped == COMMIT else wait()
+    head = FENCE + case.mma() + ("" if skipped == COMMIT else COMMIT)
+    body = head + "setp.eq.u32 %p7, %r90, 3; @%p7 bra OVER;\n" + tail + "OVER: "
+    with pytest.raises(WarpgroupError, match="differ in the wgmma"):
+        case.run(body + FENCE + case.mma(keep=1) + COMMIT + wait())
+
+
 # ---- descriptors and forms
 
 

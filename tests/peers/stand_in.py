@@ -42,12 +42,14 @@ def emulated_peers(arch: str = "sm_100a", **options: object) -> Iterator[fa4.emu
 
 def _forget_gpu() -> None:
     """Empty the packages' caches: a process has one kind of GPU for them."""
-    for name in [name for name in sys.modules if name.split(".")[0] in ("flash_attn", "quack")]:
-        for value in vars(sys.modules[name]).values():
+    for module in [name for name in sys.modules if name.split(".")[0] in ("flash_attn", "quack")]:
+        for name, value in vars(sys.modules[module]).items():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
             if hasattr(value, "compile_cache"):
                 value.compile_cache.clear()
+            if isinstance(value, dict) and name.endswith("_cache"):
+                value.clear()
 
 
 def _target(arch: str, num_sms: int) -> dict[str, str]:
