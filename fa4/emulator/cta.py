@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .warpgroup import Warpgroup
 
 _GENERATED = "<ptx block"
+_SHOWN = 160  # characters of an instruction in reports; a wgmma may have 128 registers
 
 
 class Cta:
@@ -220,7 +222,8 @@ class Cta:
         text = f"in {self.who(team)}{position}"
         if instruction is None:
             return text
-        text += f", PTX line {instruction.line}: {instruction.text}"
+        shown = textwrap.shorten(instruction.text, _SHOWN, placeholder=" ...")
+        text += f", PTX line {instruction.line}: {shown}"
         location = instruction.location
         if location is not None:
             text += f"\n  at {location}"
