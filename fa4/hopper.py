@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass.memory import SmemAllocator
 
+from fa4.numerics.scales import Scales
 from fa4.pipeline.check import Ledger
 from fa4.pipeline.pipes import HopperPipes, build_pipes, init_barriers
 from fa4.plan_hopper import HopperPlan
-from fa4.tiles.bundles import Scales, TmaTensors
+from fa4.tiles.bundles import TmaTensors
 from fa4.tiles.hopper_bundles import hopper_carve
 from fa4.tiles.hopper_layouts import hopper_layouts
 from fa4.tiles.tile_queue import SLOTS, tile_queue

@@ -9,7 +9,7 @@ from fa4.pipeline.edges import Edge, forward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import TmemMap, tmem_map
 from fa4.plan_base import CHIPS, BasePlan, Role, padded, require
-from fa4.plan_hopper import LONG, hopper_plan
+from fa4.plan_hopper import hopper_plan, length_class
 from fa4.problem import Problem
 
 M_TILE = 128  # rows of one query tile: the M of one tcgen05.mma, and one TMEM lane per row
@@ -133,7 +133,7 @@ class Plan(BasePlan):
 def plan_forward(problem: Problem, arch: str = "sm_100a") -> BasePlan:
     """The plan for a problem; depends on head dims, dtype and the kind of mask only.
 
-    On Hopper also on whether there are LONG keys or more: two kernels at most for one shape.
+    On Hopper also on a class of lengths: at most three kernels for one shape.
 
     Raises ValueError for an architecture without a kernel.
     """
@@ -146,7 +146,7 @@ def plan_forward(problem: Problem, arch: str = "sm_100a") -> BasePlan:
         problem.window_right is not None,
         problem.window_left is not None,
         problem.softcap > 0.0,
-        arch == "sm_90a" and problem.seqlen_k >= LONG,
+        length_class(problem.seqlen_k) if arch == "sm_90a" else 0,
     )
 
 
@@ -158,7 +158,7 @@ def _plan_forward(
     right: bool,
     left: bool,
     softcap: bool,
-    long: bool = False,
+    keys: int = 0,
 ) -> BasePlan:
     options = {
         "arch": arch,
@@ -167,7 +167,7 @@ def _plan_forward(
         "left_bound": left,
         "softcap": softcap,
     }
-    plan = hopper_plan(dims, options, long) if arch == "sm_90a" else blackwell_plan(dims, options)
+    plan = hopper_plan(dims, options, keys) if arch == "sm_90a" else blackwell_plan(dims, options)
     plan.check()
     return plan
 

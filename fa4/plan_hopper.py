@@ -11,11 +11,12 @@ from fa4.plan_base import BasePlan, Role, padded
 WARPGROUP = 4  # warps
 ROWS = 64  # query rows per warpgroup: the M of one wgmma
 PADDED_HEAD_DIMS = (64, 96, 128, 192, 256)
+LONG = 4096  # keys
 
 
 @dataclass(frozen=True)
 class HopperTuning:
-    """Choices per head dim that only speed depends on; see TUNED for the reasons."""
+    """Choices that only speed depends on; see TUNED for the reasons."""
 
     warpgroups: int  # consumers
     n_block: int  # keys per block
@@ -24,20 +25,48 @@ class HopperTuning:
     registers: tuple[int, int]  # per thread: consumers, load
 
 
-# (head dim of Q and K, of V), both padded. Measured on an H200, see README.
-TUNED = {
-    (64, 64): HopperTuning(4, 64, 4, 2, (112, 24)),
-    (96, 96): HopperTuning(3, 64, 3, 2, (160, 24)),
-    (128, 128): HopperTuning(3, 64, 3, 2, (160, 24)),
-    (192, 128): HopperTuning(3, 64, 2, 2, (160, 24)),
-    (192, 192): HopperTuning(2, 64, 2, 1, (240, 24)),
-    (256, 256): HopperTuning(2, 80, 2, 1, (240, 24)),
-}
+@dataclass(frozen=True)
+class Line:
+    """A tuning and when it is taken: by padded head dims, mask and number of keys."""
 
-# From LONG keys on, without a mask: wider blocks keep the tensor cores busier, and the longer
-# first and last block of a tile no longer count.
-LONG = 8192
-TUNED_LONG_FULL = {(64, 64): HopperTuning(3, 128, 3, 2, (160, 24))}
+    dims: tuple[int, int]
+    tuning: HopperTuning
+    masked: bool | None = None  # None: with a mask or without
+    most_keys: int | None = None  # None: any number
+
+    def fits(self, dims: tuple[int, int], masked: bool, keys: int) -> bool:
+        """Whether the line is for such a problem."""
+        return (
+            self.dims == dims
+            and self.masked in (None, masked)
+            and (self.most_keys is None or keys <= self.most_keys)
+        )
+
+
+# The first line that fits counts. Each was measured on an H200 beside the others of its head dims;
+# bench/results/hopper.json has what is here. Short sequences want small query tiles (of 192 rows an
+# eighth is wasted at 512), and wide blocks when nothing is masked. At head dim 256 blocks of 80 keys
+# relieve shared memory, which bounds a wgmma with N = 64.
+TUNED = (
+    Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), most_keys=LONG),
+    Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), masked=True),
+    Line((64, 64), HopperTuning(3, 128, 3, 2, (160, 24))),
+    Line((96, 96), HopperTuning(3, 64, 3, 2, (160, 24))),
+    Line((128, 128), HopperTuning(2, 64, 4, 2, (240, 24)), masked=True, most_keys=1024),
+    Line((128, 128), HopperTuning(2, 128, 2, 2, (240, 24)), masked=False, most_keys=1024),
+    Line((128, 128), HopperTuning(3, 64, 3, 2, (160, 24))),
+    Line((192, 128), HopperTuning(3, 64, 2, 2, (160, 24))),
+    Line((192, 192), HopperTuning(2, 64, 2, 1, (240, 24))),
+    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24)), masked=True, most_keys=1024),
+    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24)), masked=False, most_keys=512),
+    Line((256, 256), HopperTuning(2, 80, 2, 1, (240, 24))),
+)
+
+
+def length_class(keys: int) -> int:
+    """The most keys that are planned alike; plans, and so compiled kernels, depend on it only."""
+    bounds = sorted({line.most_keys for line in TUNED if line.most_keys is not None})
+    return next((bound for bound in bounds if keys <= bound), bounds[-1] + 1)
 
 
 @dataclass(frozen=True)
@@ -99,21 +128,18 @@ class HopperPlan(BasePlan):
         return shared_memory_map(self.edges(), buffers)
 
 
-def hopper_plan(
-    dims: tuple[int, int], options: dict[str, object], long: bool = False
-) -> HopperPlan:
+def hopper_plan(dims: tuple[int, int], options: dict[str, object], keys: int) -> HopperPlan:
     """The Hopper plan for unpadded head dims; `options` are the other fields of BasePlan."""
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
-    if (head_dim, head_dim_v) not in TUNED:
+    if (head_dim, head_dim_v) not in {line.dims for line in TUNED}:
         head_dim = head_dim_v = max(head_dim, head_dim_v)
-    tuning = TUNED[head_dim, head_dim_v]
-    if long and not (options["right_bound"] or options["left_bound"]):
-        tuning = TUNED_LONG_FULL.get((head_dim, head_dim_v), tuning)
+    masked = bool(options["right_bound"] or options["left_bound"])
+    lines = (line for line in TUNED if line.fits((head_dim, head_dim_v), masked, keys))
     return HopperPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         rescale_threshold=0.0,
-        tuning=tuning,
+        tuning=next(lines).tuning,
         # float16 P overflows at 2^16, bfloat16 P has the exponents of float32
         fixed_reference=options["dtype"] == "bfloat16",
         **options,

@@ -9,7 +9,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.numerics.scales import Scales as Scales  # for the Hopper roles
 from fa4.pipeline.storage import SharedMemoryMap
 from fa4.plan import M_TILE, Q_TILES, Plan
 from fa4.tiles.layouts import DTYPES, SmemLayouts

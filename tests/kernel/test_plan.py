@@ -7,8 +7,8 @@ import pytest
 from fa4.compile import artifacts
 from fa4.pipeline.tmem import tmem_map
 from fa4.plan import CHIPS, TUNED, Plan, plan_forward
-from fa4.plan_hopper import LONG
 from fa4.plan_hopper import TUNED as HOPPER_TUNED
+from fa4.plan_hopper import length_class
 from fa4.problem import Problem, example_problem
 
 
@@ -134,14 +134,31 @@ def test_blackwell_refuses_wide_heads(dims: tuple[int, int]) -> None:
     assert plan_forward(wide, "sm_90a").head_dim >= dims[0]
 
 
-@pytest.mark.parametrize("dims", sorted(HOPPER_TUNED))
-@pytest.mark.parametrize("length", [1, LONG])
-def test_hopper_plans_fit_the_chip(dims: tuple[int, int], length: int) -> None:
-    for causal in (False, True):
-        asked = problem(head_dim=dims[0], head_dim_v=dims[1], causal=causal, seqlen_k=length)
-        plan = plan_forward(asked, "sm_90a")
-        assert plan.smem().nbytes <= CHIPS["sm_90a"].smem_bytes
-        assert sum(32 * r.warps * r.registers for r in plan.roles.values()) <= 65536
+@pytest.mark.parametrize("dims", sorted({line.dims for line in HOPPER_TUNED}))
+@pytest.mark.parametrize("keys", [1, 512, 513, 1024, 1025, 4096, 4097, 2**20])
+@pytest.mark.parametrize("causal", [False, True])
+def test_hopper_plans_fit_the_chip(dims: tuple[int, int], keys: int, causal: bool) -> None:
+    asked = problem(head_dim=dims[0], head_dim_v=dims[1], causal=causal, seqlen_k=keys)
+    plan = plan_forward(asked, "sm_90a")
+    assert plan.smem().nbytes <= CHIPS["sm_90a"].smem_bytes
+    assert sum(32 * r.warps * r.registers for r in plan.roles.values()) <= 65536
+
+
+def test_every_hopper_line_is_taken_by_some_problem() -> None:
+    taken = {
+        plan_forward(
+            problem(head_dim=d, head_dim_v=dv, causal=causal, seqlen_k=keys), "sm_90a"
+        ).tuning
+        for d, dv in {line.dims for line in HOPPER_TUNED}
+        for causal in (False, True)
+        for keys in (1, 1000, 2000, 9000)
+    }
+    assert taken == {line.tuning for line in HOPPER_TUNED}
+
+
+def test_lengths_are_planned_in_classes() -> None:
+    assert length_class(1) == length_class(512) < length_class(513)
+    assert length_class(5000) == length_class(2**29)
 
 
 def test_only_bfloat16_freezes_its_reference() -> None:

@@ -24,12 +24,13 @@ from fa4.numerics.online_softmax import (
     row_total,
 )
 from fa4.numerics.pairs import PairMath, packed
+from fa4.numerics.scales import Scales
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import HopperPipes
 from fa4.plan_hopper import HopperPlan
 from fa4.tiles.block_range import Visibility
-from fa4.tiles.bundles import Scales, TmaTensors
+from fa4.tiles.bundles import TmaTensors
 from fa4.tiles.hopper_bundles import HopperSmem
 from fa4.tiles.hopper_layouts import pv_mma, qk_mma
 from fa4.tiles.layouts import DTYPES
@@ -360,8 +361,9 @@ class Attend:
             state = RowState(row.maximum[r], row.total[r])
             if not FixedReference().holds(state, sees_a_key):
                 bad = Int32(1)
-        if (bad != 0) & (queue.exact[slot] == 0):
-            queue.redo[slot] = 1
+        bad = cute.arch.vote_any_sync(bad != 0)
+        if bad & (queue.exact[slot] == 0) & (cute.arch.lane_idx() == 0):
+            queue.redo[slot] = 1  # by the lane that hands the slot back
 
     @cute.jit
     def _write(

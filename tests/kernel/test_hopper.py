@@ -1,0 +1,129 @@
+"""The Hopper kernel in the emulator: right answers, frozen references, any schedule."""
+
+import pytest
+import torch
+
+import fa4
+from fa4 import emulator, reference
+from fa4.problem import Problem, default_scale
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window_size": (70, 20)},
+    "softcap": {"softcap": 20.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_90a")
+
+
+def draw(lengths: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype) -> Tensors:
+    """Two query heads on one head of keys and values."""
+    generator = torch.Generator().manual_seed(11)
+    shapes = ((lengths[0], 2, dims[0]), (lengths[1], 1, dims[0]), (lengths[1], 1, dims[1]))
+    q, k, v = (torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes)
+    return q, k, v
+
+
+def attend(
+    inputs: Tensors, schedule: str = "early", seed: int = 0, **options: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """On two SMs, so that a CTA takes several tiles from the counter."""
+    with emulator.session(schedule=schedule, seed=seed, arch="sm_90a", num_sms=2):
+        return fa4.flash_attn_func(*inputs, return_lse=True, **options)
+
+
+def check(inputs: Tensors, out: torch.Tensor, lse: torch.Tensor, **options: object) -> None:
+    """The error rule against the float32 oracle."""
+    q, k, v = inputs
+    left, right = options.get("window_size", (None, None))
+    problem = Problem(
+        *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
+        dtype=str(q.dtype).removeprefix("torch."),
+        causal=options.get("causal", False),
+        window_left=left,
+        window_right=right,
+        softcap=options.get("softcap", 0.0),
+        scale=default_scale(q.shape[3]),
+    )
+    agreement = reference.compare(problem, inputs, out, lse)
+    assert agreement.out_error <= agreement.out_limit, agreement
+    expected = reference.attention(problem, *inputs)[1]
+    # float32 has 24 bits: a log-sum-exp of 2^30 is known to 64
+    torch.testing.assert_close(lse, expected.to(lse.dtype), atol=5e-4, rtol=3e-7)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_agrees_with_float32(mask: str, dims: tuple[int, int], dtype: torch.dtype) -> None:
+    inputs = draw((333, 257), dims, dtype)
+    check(inputs, *attend(inputs, **MASKS[mask]), **MASKS[mask])
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (63, 640), (640, 63), (200, 1), (192, 64)], ids=str)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_lengths(lengths: tuple[int, int], mask: str) -> None:
+    inputs = draw(lengths, (128, 128), torch.bfloat16)
+    check(inputs, *attend(inputs, **MASKS[mask]), **MASKS[mask])
+
+
+def jump(inputs: Tensors, power: int, rows: slice) -> Tensors:
+    """Scores of `rows` that grow by up to 2^power after the first blocks, which are the last keys.
+
+    Channel 0 of these queries is 1, and of the first key 2^power over the softmax scale.
+    """
+    q, k, v = (t.clone() for t in inputs)
+    q[:, rows, :, 0] = 1.0
+    k[:, 0, :, 0] = 2.0**power * q.shape[3] ** 0.5
+    return q, k, v
+
+
+@pytest.mark.parametrize("power", [5, 6, 7, 8, 10, 30, 100])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_reference_that_a_later_score_overtakes(power: int, mask: str) -> None:
+    inputs = jump(draw((200, 300), (64, 64), torch.bfloat16), power, slice(100, 130))
+    out, lse = attend(inputs, **MASKS[mask])
+    check(inputs, out, lse, **MASKS[mask])
+
+
+def test_alternating_tiles_are_done_again() -> None:
+    inputs = draw((900, 300), (128, 128), torch.bfloat16)
+    for start in (0, 384):
+        inputs = jump(inputs, 20, slice(start, start + 192))
+    check(inputs, *attend(inputs))
+
+
+def test_huge_values() -> None:
+    """O would overflow with a reference that lags: l is in range, but l times V is not."""
+    q, k, v = jump(draw((200, 300), (64, 64), torch.bfloat16), 6, slice(0, 200))
+    scaled, lse = attend((q, k, v * 2.0**120))
+    plain, same = attend((q, k, v))
+    assert torch.isfinite(scaled).all()
+    torch.testing.assert_close(scaled * 2.0**-120, plain, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(lse, same, atol=5e-4, rtol=3e-7)
+
+
+def test_first_block_hidden_by_minus_infinity() -> None:
+    """Keys of -inf in the block that the reference is taken from: the tile is done exactly."""
+    q, k, v = draw((128, 256), (64, 64), torch.bfloat16)
+    q[..., 0], k[:, -64:, :, 0] = 1.0, -torch.inf
+    visible = q, k[:, :-64], v[:, :-64]
+    out, lse = attend((q, k, v))
+    check(visible, out, lse)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seed"),
+    [("late", 0), *((kind, seed) for kind in ("random", "priority") for seed in range(8))],
+)
+def test_same_bits(schedule: str, seed: int) -> None:
+    inputs = jump(draw((500, 420), (64, 64), torch.bfloat16), 12, slice(0, 40))
+    expected = attend(inputs, causal=True)
+    got = attend(inputs, schedule, seed, causal=True)
+    assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
