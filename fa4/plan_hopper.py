@@ -43,10 +43,10 @@ class Line:
         )
 
 
-# The first line that fits counts. Each was measured on an H200 beside the others of its head dims;
-# bench/results/hopper.json has what is here. Short sequences want small query tiles (of 192 rows an
-# eighth is wasted at 512), and wide blocks when nothing is masked. At head dim 256 blocks of 80 keys
-# relieve shared memory, which bounds a wgmma with N = 64.
+# The first line that fits counts. Each was measured on an H200 beside others for its head dims;
+# bench/results/hopper.json has what is here. Short sequences want small query tiles (of 192 rows
+# an eighth is wasted at 512), and wide blocks when nothing is masked. At head dim 256 blocks of 80
+# keys relieve shared memory, which bounds a wgmma with N = 64.
 TUNED = (
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), most_keys=LONG),
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), masked=True),

@@ -1,5 +1,7 @@
 """The Hopper kernel in the emulator: right answers, frozen references, any schedule."""
 
+import math
+
 import pytest
 import torch
 
@@ -54,8 +56,7 @@ def check(inputs: Tensors, out: torch.Tensor, lse: torch.Tensor, **options: obje
     agreement = reference.compare(problem, inputs, out, lse)
     assert agreement.out_error <= agreement.out_limit, agreement
     expected = reference.attention(problem, *inputs)[1]
-    # float32 has 24 bits: a log-sum-exp of 2^30 is known to 64
-    torch.testing.assert_close(lse, expected.to(lse.dtype), atol=5e-4, rtol=3e-7)
+    torch.testing.assert_close(lse, expected, atol=5e-4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -73,21 +74,21 @@ def test_lengths(lengths: tuple[int, int], mask: str) -> None:
     check(inputs, *attend(inputs, **MASKS[mask]), **MASKS[mask])
 
 
-def jump(inputs: Tensors, power: int, rows: slice) -> Tensors:
-    """Scores of `rows` that grow by up to 2^power after the first blocks, which are the last keys.
+def jump(inputs: Tensors, bits: int, rows: slice) -> Tensors:
+    """P of the first key, for these rows, 2^bits above a reference from the last keys.
 
-    Channel 0 of these queries is 1, and of the first key 2^power over the softmax scale.
+    Channel 0 of the queries is 1, and of the first key what makes scale * score = bits * ln 2.
     """
     q, k, v = (t.clone() for t in inputs)
     q[:, rows, :, 0] = 1.0
-    k[:, 0, :, 0] = 2.0**power * q.shape[3] ** 0.5
+    k[:, 0, :, 0] = bits * math.log(2.0) * q.shape[3] ** 0.5
     return q, k, v
 
 
-@pytest.mark.parametrize("power", [5, 6, 7, 8, 10, 30, 100])
+@pytest.mark.parametrize("bits", [5, 50, 95, 100, 105, 127, 129, 300])
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_reference_that_a_later_score_overtakes(power: int, mask: str) -> None:
-    inputs = jump(draw((200, 300), (64, 64), torch.bfloat16), power, slice(100, 130))
+def test_reference_that_a_later_score_overtakes(bits: int, mask: str) -> None:
+    inputs = jump(draw((200, 300), (64, 64), torch.bfloat16), bits, slice(100, 130))
     out, lse = attend(inputs, **MASKS[mask])
     check(inputs, out, lse, **MASKS[mask])
 
@@ -95,18 +96,18 @@ def test_reference_that_a_later_score_overtakes(power: int, mask: str) -> None:
 def test_alternating_tiles_are_done_again() -> None:
     inputs = draw((900, 300), (128, 128), torch.bfloat16)
     for start in (0, 384):
-        inputs = jump(inputs, 20, slice(start, start + 192))
+        inputs = jump(inputs, 200, slice(start, start + 128))
     check(inputs, *attend(inputs))
 
 
 def test_huge_values() -> None:
-    """O would overflow with a reference that lags: l is in range, but l times V is not."""
-    q, k, v = jump(draw((200, 300), (64, 64), torch.bfloat16), 6, slice(0, 200))
+    """O overflows with a reference that lags: l is in range, but l times V is not."""
+    q, k, v = jump(draw((200, 300), (64, 64), torch.bfloat16), 60, slice(0, 200))
     scaled, lse = attend((q, k, v * 2.0**120))
     plain, same = attend((q, k, v))
     assert torch.isfinite(scaled).all()
     torch.testing.assert_close(scaled * 2.0**-120, plain, atol=2e-2, rtol=2e-2)
-    torch.testing.assert_close(lse, same, atol=5e-4, rtol=3e-7)
+    torch.testing.assert_close(lse, same, atol=5e-4, rtol=1e-6)
 
 
 def test_first_block_hidden_by_minus_infinity() -> None:
@@ -123,7 +124,7 @@ def test_first_block_hidden_by_minus_infinity() -> None:
     [("late", 0), *((kind, seed) for kind in ("random", "priority") for seed in range(8))],
 )
 def test_same_bits(schedule: str, seed: int) -> None:
-    inputs = jump(draw((500, 420), (64, 64), torch.bfloat16), 12, slice(0, 40))
+    inputs = jump(draw((500, 420), (64, 64), torch.bfloat16), 150, slice(0, 40))
     expected = attend(inputs, causal=True)
     got = attend(inputs, schedule, seed, causal=True)
     assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
