@@ -45,7 +45,7 @@ class HopperForward:
         queue = tile_queue(base + smem_map.tiles["sTile"], counter, work.schedule.num_tiles)
         if warp == roles["load"].first:
             for slot in range(SLOTS):
-                queue.clear(slot)
+                queue.take_request(slot)
             with cute.arch.elect_one():
                 init_barriers(pipes, plan)
             cute.arch.mbarrier_init_fence()

@@ -43,13 +43,21 @@ class TileQueue:
         if cute.arch.lane_idx() == 0:
             self.tile[slot] = tile
             self.exact[slot] = exact
-            self.redo[slot] = 0
 
     @cute.jit
-    def clear(self, slot: Int32) -> None:
-        """A redo request has been taken note of. For one warp."""
+    def ask_again(self, slot: Int32) -> None:
+        """Have the slot's tile done a second time, exactly. For any number of threads."""
+        cute.arch.atomic_exch(self.redo.iterator + slot, Int32(1), sem="relaxed", scope="cta")
+
+    @cute.jit
+    def take_request(self, slot: Int32) -> Int32:
+        """Whether the slot's tile must be done again; forgets it. For one warp."""
+        asked = Int32(0)
         if cute.arch.lane_idx() == 0:
-            self.redo[slot] = 0
+            asked = cute.arch.atomic_exch(
+                self.redo.iterator + slot, Int32(0), sem="relaxed", scope="cta"
+            )
+        return cute.arch.shuffle_sync(asked, 0)
 
 
 def tile_queue(base: cute.Pointer, counter: cute.Pointer, num_tiles: Int32) -> TileQueue:

@@ -361,9 +361,8 @@ class Attend:
             state = RowState(row.maximum[r], row.total[r])
             if not FixedReference().holds(state, sees_a_key):
                 bad = Int32(1)
-        bad = cute.arch.vote_any_sync(bad != 0)
-        if bad & (queue.exact[slot] == 0) & (cute.arch.lane_idx() == 0):
-            queue.redo[slot] = 1  # by the lane that hands the slot back
+        if (bad != 0) & (queue.exact[slot] == 0):
+            queue.ask_again(slot)
 
     @cute.jit
     def _write(

@@ -44,22 +44,18 @@ class HopperLoad:
         tile = Int32(0)
         while tile != END:
             pipes.tile_assigned.acquire(slot.index, slot.phase)
-            again = queue.redo[slot.index]
             tile = queue.tile[slot.index]
             exact = Int32(1)
-            if again == 0:
+            if queue.take_request(slot.index) == 0:
                 tile = fresh
                 exact = Int32(0)
                 if fresh >= queue.num_tiles:
                     # The tile before may still ask for a second time: wait for its verdict.
                     pipes.tile_assigned.acquire(slot.index ^ 1, slot.phase ^ slot.index)
-                    again = queue.redo[slot.index ^ 1]
                     tile = queue.tile[slot.index ^ 1]
                     exact = Int32(1)
-                    if again == 0:
+                    if queue.take_request(slot.index ^ 1) == 0:
                         tile = Int32(END)
-                    cute.arch.sync_warp()
-                    queue.clear(slot.index ^ 1)
             cute.arch.sync_warp()
             queue.put(slot.index, tile, exact)
             pipes.tile_assigned.commit(slot.index)
