@@ -5,8 +5,9 @@ import torch
 
 from fa4.emulator import wgmma
 from fa4.emulator.patching import replaced
-from tests.peers.stand_in import emulated_peers, require
-from tests.peers.test_flash_attention import (
+from tests.golden.cases import CASES
+from tests.golden.test_golden import AGREEING, UNITS, units_apart
+from tests.peers.attention_checks import (
     GRADIENT_TOLERANCE,
     assert_agrees,
     attention,
@@ -14,6 +15,7 @@ from tests.peers.test_flash_attention import (
     forward,
     random_qkv,
 )
+from tests.peers.stand_in import emulated_peers, require
 
 require("flash_attn.cute")
 pytestmark = pytest.mark.peers
@@ -82,3 +84,15 @@ def test_a_tensor_core_off_by_five_percent_is_noticed(operand):
         result = forward(q, k, v, causal=True)
     with pytest.raises(AssertionError):
         assert_agrees(result, attention(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.kernel == "flash-attn-4"],
+    ids=lambda case: case.name,
+)
+def test_emulated_peer_is_what_the_gpu_computed(case):
+    with emulated_peers(arch=ARCH):
+        out, _ = forward(*case.inputs(), causal=case.causal)
+    expected, _ = case.load()
+    assert (units_apart(out, expected) <= UNITS[case.dtype]).float().mean() >= AGREEING
