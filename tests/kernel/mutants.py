@@ -98,6 +98,7 @@ Tensors = tuple[torch.Tensor, ...]
 class Experiment:
     """A marked kernel, problems that wrap every edge several times, and the right answers."""
 
+    arch: str
     problems: tuple[Tensors, ...]
     ptx: str
     answers: tuple[Tensors, ...]
@@ -106,7 +107,9 @@ class Experiment:
         """What a run without the site's instruction shows: "" when nothing."""
         for inputs, answer in zip(self.problems, self.answers, strict=True):
             try:
-                *results, _ = run(inputs, schedule, seed, lambda ptx: without(ptx, site))
+                *results, _ = run(
+                    self.arch, inputs, (schedule, seed), lambda ptx: without(ptx, site)
+                )
             except EmulatorError as error:
                 return type(error).__name__
             if not all(a.equal(b) for a, b in zip(results, answer, strict=True)):
@@ -114,15 +117,15 @@ class Experiment:
         return ""
 
 
-def experiment() -> Experiment:
+def experiment(arch: str) -> Experiment:
     """d128, causal, two heads, one SM: four tiles of several blocks, and four of a single one.
 
     Blocks are taken from the last to the first, and keys grow towards the first: rows rescale O
     at almost every block.
     """
     problems = tuple(_draw(rows, keys) for rows, keys in ((300, 640), (300, 100)))
-    runs = [run(inputs, "early", 0, lambda ptx: ptx) for inputs in problems]
-    return Experiment(problems, runs[0][2], tuple(results[:2] for results in runs))
+    runs = [run(arch, inputs, ("early", 0), lambda ptx: ptx) for inputs in problems]
+    return Experiment(arch, problems, runs[0][2], tuple(results[:2] for results in runs))
 
 
 def _draw(rows: int, keys: int) -> Tensors:
@@ -137,10 +140,10 @@ def _draw(rows: int, keys: int) -> Tensors:
 
 
 def run(
-    inputs: Tensors, schedule: str, seed: int, rewrite: Callable[[str], str]
+    arch: str, inputs: Tensors, order: tuple[str, int], rewrite: Callable[[str], str]
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
     """Causal attention with the kernel's PTX rewritten; returns O, LSE and the PTX before."""
-    seen, original = [], Program.from_ptx
+    seen, original, (schedule, seed) = [], Program.from_ptx, order
 
     def rewritten(ptx: str, entry: str) -> Program:
         seen.append(ptx)
@@ -148,10 +151,14 @@ def run(
 
     with (
         mock.patch.object(Program, "from_ptx", staticmethod(rewritten)),
+        mock.patch.dict("os.environ", {"FA4_EMULATE_ARCH": arch}),
         nothing_after_exit(),
         tensor_core_last() if schedule == CORE_LAST else nullcontext(),
         emulator.session(
-            schedule="late" if schedule == CORE_LAST else schedule, seed=seed, num_sms=1
+            schedule="late" if schedule == CORE_LAST else schedule,
+            seed=seed,
+            arch=arch,
+            num_sms=1,
         ),
     ):
         out, lse = fa4.flash_attn_func(*inputs, causal=True, return_lse=True)
