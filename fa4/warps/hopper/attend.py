@@ -126,9 +126,10 @@ class Attend:
             where = (place, exact, scales, q_ring.count)
             ring = self._blocks(f, row, smem, pipes, work, where, ring)
             place = self._place(queue, slot.index, q_ring.index, work)  # not kept in registers
+            exact = cute.arch.make_warp_uniform(queue.exact[slot.index])
             if cutlass.const_expr(self.plan.fixed_reference):
-                self._request_redo(f, row, work, place.query, (queue, slot.index))
-            seqlen_q, exact = work.visibility.seqlen_q, queue.exact[slot.index]
+                self._request_redo(f, row, work, place.query, (queue, slot.index, exact))
+            seqlen_q = work.visibility.seqlen_q
             self._write(f, row, tma, smem, mLSE, pipes, (place, seqlen_q, scales, exact))
             pipes.tile_assigned.release(slot.index)
             slot.advance()
@@ -348,7 +349,7 @@ class Attend:
     @cute.jit
     def _request_redo(self, f: Fragments, row: Row, work: Work, query: Int32, entry: tuple) -> None:
         """Have the tile done again, exactly, if the frozen reference was wrong for some row."""
-        queue, slot = entry
+        queue, slot, exact = entry
         bad = Int32(0)
         zero = Float32(0.0)  # stays 0 unless O holds an infinity or a NaN
         for i in cutlass.range_constexpr(cute.size(f.o)):
@@ -361,7 +362,7 @@ class Attend:
             state = RowState(row.maximum[r], row.total[r])
             if not FixedReference().holds(state, sees_a_key):
                 bad = Int32(1)
-        if (bad != 0) & (queue.exact[slot] == 0):
+        if (bad != 0) & (exact == 0):
             queue.ask_again(slot)
 
     @cute.jit
