@@ -10,7 +10,7 @@ from bench.hopper import fuzz
 from bench.hopper.fuzz import Result, Search, failure, parse, run, text
 from bench.hopper.problems import draw
 from fa4 import reference
-from fa4.problem import Problem
+from tests.asked import problem_of
 
 DIMS = ((64, 64), (40, 24), (192, 128))
 
@@ -29,16 +29,7 @@ TRIALS = [small(seed) for seed in range(60)]
 
 def right(q, k, v, **options):
     """The reference behind the signature of `flash_attn_func`."""
-    left, window_right = options.get("window_size", (None, None))
-    problem = Problem(
-        *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
-        dtype=str(q.dtype).removeprefix("torch."),
-        causal=options.get("causal", False),
-        window_left=left,
-        window_right=window_right,
-        softcap=options.get("softcap", 0.0),
-        scale=options.get("softmax_scale", q.shape[3] ** -0.5),
-    )
+    problem = problem_of(q, k, v, **options)
     out, lse = reference.attention(problem, q, k, v)
     return out.to(q.dtype), lse
 

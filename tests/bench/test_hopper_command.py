@@ -12,7 +12,7 @@ from bench.hopper.command import Budget, Run, parse
 from bench.hopper.measure import DeviceLost, Measurement, Outcome
 from tests.bench.fakes import outcome
 
-TODO = grid(("mha",), (64,), ("full", "causal"), (512, 1024))
+PLANNED = grid(("mha",), (64,), ("full", "causal"), (512, 1024))
 
 
 class Clock:
@@ -36,14 +36,14 @@ def run(seconds=None, measure=measurement, per_cell=10.0):
         clock.now += per_cell
         return measure(cell)
 
-    done = Run(TODO, Budget(seconds, clock))
+    done = Run(PLANNED, Budget(seconds, clock))
     done.measure(timed, lambda: saves.append(len(done.measurements)))
     return done, saves
 
 
 def test_all_cells_are_measured_and_saved_one_by_one(capsys):
     done, saves = run()
-    assert [m.cell for m in done.measurements] == TODO
+    assert [m.cell for m in done.measurements] == PLANNED
     assert saves == [1, 2, 3, 4]
     assert done.good
     lines = capsys.readouterr().out.splitlines()
@@ -54,7 +54,7 @@ def test_all_cells_are_measured_and_saved_one_by_one(capsys):
 def test_a_spent_budget_starts_no_new_cell_and_says_what_is_left(seconds, measured):
     done, _ = run(seconds)
     assert len(done.measurements) == measured
-    assert done.left == [str(cell) for cell in TODO[measured:]]
+    assert done.left == [str(cell) for cell in PLANNED[measured:]]
     assert not done.good
     assert f"Not measured, the budget of {seconds:.0f} s is spent: " in done.text()
     assert done.text().endswith("d64 causal 1k")
@@ -63,7 +63,7 @@ def test_a_spent_budget_starts_no_new_cell_and_says_what_is_left(seconds, measur
 
 def test_a_lost_gpu_stops_the_run():
     def lose(cell):
-        if cell == TODO[1]:
+        if cell == PLANNED[1]:
             raise DeviceLost("fault", Measurement(cell, {"ours": Outcome(), "cudnn": Outcome()}))
         return measurement(cell)
 
@@ -95,7 +95,7 @@ def test_json(tmp_path):
     first = data["cells"][0]
     assert first["name"] == "d64 full 512"
     assert first["ratio"] == pytest.approx(4 / 3)
-    assert first["flops"] == TODO[0].flops
+    assert first["flops"] == PLANNED[0].flops
     assert first["implementations"]["ours"]["tflops"] == 400.0
     expected = {"status", "note", "ms", "samples_ms", "eager_ms", "host_us", "rel_rms", "worst_row"}
     assert expected <= set(first["implementations"]["ours"])

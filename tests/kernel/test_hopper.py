@@ -7,7 +7,7 @@ import torch
 
 import fa4
 from fa4 import emulator, reference
-from fa4.problem import Problem, default_scale
+from tests.asked import problem_of
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -42,17 +42,7 @@ def attend(
 
 def check(inputs: Tensors, out: torch.Tensor, lse: torch.Tensor, **options: object) -> None:
     """The error rule against the float32 oracle."""
-    q, k, v = inputs
-    left, right = options.get("window_size", (None, None))
-    problem = Problem(
-        *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
-        dtype=str(q.dtype).removeprefix("torch."),
-        causal=options.get("causal", False),
-        window_left=left,
-        window_right=right,
-        softcap=options.get("softcap", 0.0),
-        scale=default_scale(q.shape[3]),
-    )
+    problem = problem_of(*inputs, **options)
     agreement = reference.compare(problem, inputs, out, lse)
     assert agreement.out_error <= agreement.out_limit, agreement
     expected = reference.attention(problem, *inputs)[1]

@@ -11,7 +11,7 @@ import torch
 
 import fa4
 from fa4 import api, launch, reference
-from fa4.problem import Problem, default_scale
+from tests.asked import problem_of
 
 LEFT_RIGHT_PAIRS = [(-1, 0), (-1, -1), (None, None), (None, 0), (0, 0), (9, -1), (9, 0), (-1, 5)]
 
@@ -26,22 +26,10 @@ def randoms(lengths, heads=(2, 1), head_dims=(64, 64), dtype=torch.bfloat16, bat
     )
 
 
-def problem_of(q, k, v, causal=False, window_size=(None, None), scale=None):
-    return Problem(
-        *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
-        dtype=str(q.dtype).removeprefix("torch."),
-        causal=causal,
-        window_left=window_size[0],
-        window_right=window_size[1],
-        softcap=0.0,
-        scale=scale or default_scale(q.shape[3]),
-    )
-
-
 def run(q, k, v, scale=None, **mask):
     """out, lse of the kernel, after a comparison with float32."""
     out, lse = fa4.flash_attn_func(q, k, v, scale, **mask, return_lse=True)
-    agreement = reference.compare(problem_of(q, k, v, scale=scale, **mask), (q, k, v), out, lse)
+    agreement = reference.compare(problem_of(q, k, v, scale, **mask), (q, k, v), out, lse)
     assert agreement.ok, agreement
     return out, lse
 
