@@ -109,9 +109,11 @@ class ForwardHost:
     ) -> None:
         # With "cutlass" in its entry name ptxas generates different code
         kernel.set_name_prefix(self.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        work = arguments[-2]
+        ctas = arguments[-2].schedule.num_tiles
+        if cutlass.const_expr(self.plan.persistent):
+            ctas = cutlass.min(ctas, read.int32("num_ctas"))
         kernel(*arguments).launch(
-            grid=[cutlass.min(work.schedule.num_tiles, read.int32("num_ctas")), 1, 1],
+            grid=[ctas, 1, 1],
             block=[self.plan.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg

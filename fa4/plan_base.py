@@ -17,12 +17,13 @@ class Chip:
     smem_bytes: int  # per CTA
     registers: int  # per SM
     l2_bytes: int
+    sms: int  # of the largest one; a smaller chip only gets another order of tiles
 
 
 CHIPS = {
-    "sm_90a": Chip(smem_bytes=232448, registers=65536, l2_bytes=50 << 20),  # H100, H200
-    "sm_100a": Chip(smem_bytes=232448, registers=65536, l2_bytes=126 << 20),  # B200
-    "sm_103a": Chip(smem_bytes=232448, registers=65536, l2_bytes=126 << 20),  # B300
+    "sm_90a": Chip(smem_bytes=232448, registers=65536, l2_bytes=50 << 20, sms=132),  # H100, H200
+    "sm_100a": Chip(smem_bytes=232448, registers=65536, l2_bytes=126 << 20, sms=148),  # B200
+    "sm_103a": Chip(smem_bytes=232448, registers=65536, l2_bytes=126 << 20, sms=160),  # B300
 }
 
 
@@ -154,6 +155,11 @@ class BasePlan:
     def o_tile_bytes(self) -> int:
         """One output tile."""
         return self.m_tile * self.head_dim_v * DTYPE_BYTES
+
+    @property
+    def persistent(self) -> bool:
+        """Whether there are no more CTAs than SMs, each working on tile after tile."""
+        return True
 
     @property
     def longest_first(self) -> bool:

@@ -12,6 +12,7 @@ WARPGROUP = 4  # warps
 ROWS = 64  # query rows per warpgroup: the M of one wgmma
 PADDED_HEAD_DIMS = (64, 96, 128, 192, 256)
 LONG = 4096  # keys
+QUEUE_BYTES = 48  # tiles/tile_queue.py: six words in each of two slots
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,13 @@ class HopperTuning:
     warpgroups: int  # consumers
     n_block: int  # keys per block
     kv_stages: int
-    q_stages: int  # buffers per warpgroup for Q, where the tile's O goes in the end
+    q_stages: int  # buffers per warpgroup for Q
     registers: tuple[int, int]  # per thread: consumers, load
+    o_parts: int = 0  # 0: O goes where Q was; n: through a buffer of its own, a part at a time
+    persistent: bool = True  # CTAs take tiles from a counter, or each has one
+    longest_first: bool = True  # the order of tiles under a causal mask
+    skip: bool = True  # warpgroups leave out the blocks that their own rows do not see
+    ping_pong: bool = False  # warpgroups take turns in issuing their MMAs
 
 
 @dataclass(frozen=True)
@@ -44,21 +50,19 @@ class Line:
 
 
 # The first line that fits counts. Each was measured on an H200 beside others for its head dims;
-# bench/results/hopper.json has what is here. Short sequences want small query tiles (of 192 rows
-# an eighth is wasted at 512), and wide blocks when nothing is masked. At head dim 256 blocks of 80
-# keys relieve shared memory, which bounds a wgmma with N = 64.
+# bench/results/hopper.json has what is here. Many small warpgroups with blocks of 64 keys hide the
+# softmax best. At head dim 64 long sequences want wider blocks, and turns. At head dim 256 shared
+# memory bounds a wgmma with N = 64: blocks of 80 keys relieve it, but leave no room for O, whose
+# buffer lets short sequences load the next Q in time.
 TUNED = (
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), most_keys=LONG),
-    Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), masked=True),
-    Line((64, 64), HopperTuning(3, 128, 3, 2, (160, 24))),
-    Line((96, 96), HopperTuning(3, 64, 3, 2, (160, 24))),
-    Line((128, 128), HopperTuning(2, 64, 4, 2, (240, 24)), masked=True, most_keys=1024),
-    Line((128, 128), HopperTuning(2, 128, 2, 2, (240, 24)), masked=False, most_keys=1024),
+    Line((64, 64), HopperTuning(3, 128, 3, 2, (160, 24), ping_pong=True)),
+    Line((96, 96), HopperTuning(3, 96, 3, 2, (160, 24))),
     Line((128, 128), HopperTuning(3, 64, 3, 2, (160, 24))),
     Line((192, 128), HopperTuning(3, 64, 2, 2, (160, 24))),
-    Line((192, 192), HopperTuning(2, 64, 2, 1, (240, 24))),
-    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24)), masked=True, most_keys=1024),
-    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24)), masked=False, most_keys=512),
+    Line((192, 192), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=1)),
+    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), masked=True, most_keys=LONG),
+    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), masked=False, most_keys=1024),
     Line((256, 256), HopperTuning(2, 80, 2, 1, (240, 24))),
 )
 
@@ -112,16 +116,47 @@ class HopperPlan(BasePlan):
         return self.tuning.q_stages * self.q_tiles
 
     @property
-    def qo_buffer_bytes(self) -> int:
-        """One buffer: Q while it is attended to, then O on its way to global memory."""
-        return max(self.q_tile_bytes, self.o_tile_bytes)
+    def o_box(self) -> tuple[int, int]:
+        """(rows, columns) of a part of an output tile."""
+        return (self.m_tile, self.head_dim_v // max(1, self.tuning.o_parts))
+
+    @property
+    def o_part_bytes(self) -> int:
+        """One part of an output tile."""
+        return self.o_tile_bytes // max(1, self.tuning.o_parts)
+
+    @property
+    def q_buffer_bytes(self) -> int:
+        """Q while it is attended to, and then, without parts, O on its way to global memory."""
+        return max(self.q_tile_bytes, 0 if self.tuning.o_parts else self.o_tile_bytes)
+
+    @property
+    def o_buffers(self) -> int:
+        """Where O goes: buffers of its own, or those of Q."""
+        return self.q_tiles if self.tuning.o_parts else self.q_buffers
+
+    @property
+    def o_buffer_bytes(self) -> int:
+        """From one buffer for O to the next."""
+        return self.o_part_bytes if self.tuning.o_parts else self.q_buffer_bytes
+
+    @property
+    def persistent(self) -> bool:
+        """Whether CTAs take tile after tile from a counter."""
+        return self.tuning.persistent
+
+    @property
+    def longest_first(self) -> bool:
+        """Whether late tiles are longer, and come first."""
+        return self.tuning.longest_first and super().longest_first
 
     def smem(self) -> SharedMemoryMap:
         """Offsets in shared memory."""
         stages = self.tuning.kv_stages
         buffers = {
-            "sTile": 2 * 3 * 4,
-            "sQO": self.q_buffers * self.qo_buffer_bytes,
+            "sTile": QUEUE_BYTES,
+            "sQ": self.q_buffers * self.q_buffer_bytes,
+            "sO": self.q_tiles * self.o_part_bytes if self.tuning.o_parts else 0,
             "sK": stages * self.k_block_bytes,
             "sV": stages * self.v_block_bytes,
         }

@@ -30,8 +30,8 @@ def hopper_carve(plan: HopperPlan, layouts: HopperLayouts, smem: cute.Pointer) -
         return cute.make_tensor(pointer, layout.outer)
 
     return HopperSmem(
-        q=tile("sQO", layouts.q),
+        q=tile("sQ", layouts.q),
         k=tile("sK", layouts.k),
         v=tile("sV", layouts.v),
-        o=tile("sQO", layouts.o),
+        o=tile("sO" if plan.tuning.o_parts else "sQ", layouts.o),
     )

@@ -33,9 +33,18 @@ def pv_mma(plan: HopperPlan) -> cute.TiledMma:
     )
 
 
+def o_mma(plan: HopperPlan) -> cute.TiledMma:
+    """An MMA whose accumulator is one part of O, as it goes through shared memory."""
+    dtype = DTYPES[plan.dtype]
+    return sm90.make_trivial_tiled_mma(
+        *(dtype, dtype, K_MAJOR, MN_MAJOR, Float32, (1, 1, 1), plan.o_box),
+        warpgroup.OperandSource.RMEM,
+    )
+
+
 @dataclass(frozen=True)
 class HopperLayouts:
-    """(rows, columns, stage) each; Q and O share their buffers."""
+    """(rows, columns, stage) each; Q and O may share their buffers."""
 
     q: cute.ComposedLayout
     k: cute.ComposedLayout
@@ -48,11 +57,10 @@ def hopper_layouts(plan: HopperPlan) -> HopperLayouts:
     dtype, row, col = DTYPES[plan.dtype], LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
     stages = plan.tuning.kv_stages
     q = sm90.make_smem_layout_a(row, plan.qk_tile, dtype, plan.q_buffers)
-    o = sm90.make_smem_layout_epi(dtype, row, plan.o_box, plan.q_buffers)
-    apart = plan.qo_buffer_bytes * 8 // dtype.width
+    o = sm90.make_smem_layout_epi(dtype, row, plan.o_box, plan.o_buffers)
     return HopperLayouts(
-        q=with_stage_stride(q, apart),
+        q=with_stage_stride(q, plan.q_buffer_bytes * 8 // dtype.width),
         k=sm90.make_smem_layout_b(row, plan.qk_tile, dtype, stages),
         v=sm90.make_smem_layout_b(col, plan.pv_tile, dtype, stages),
-        o=with_stage_stride(o, apart),
+        o=with_stage_stride(o, plan.o_buffer_bytes * 8 // dtype.width),
     )

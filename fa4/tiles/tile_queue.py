@@ -9,20 +9,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-END = -1
+from fa4.tiles.scheduler import WorkTile
+
 SLOTS = 2  # tiles under way: one that is attended to, one whose loads run ahead
+
+FRESH, EXACT, END = 0, 1, -1  # a tile's first time, its second time, no tile: none follow
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a slot says: the tile and its coordinates, and FRESH, EXACT or END."""
+
+    mode: Int32
+    m: Int32
+    head: Int32
+    batch: Int32
 
 
 @dataclass(frozen=True)
 class TileQueue:
-    """Slots in shared memory: tile number (END: none follow), exact flag, redo request."""
+    """Slots in shared memory. The load warp alone divides: coordinates are written, not numbers."""
 
-    tile: cute.Tensor
-    exact: cute.Tensor
-    redo: cute.Tensor
+    entry: cute.Tensor  # (4, SLOTS): mode, m, head, batch
+    number: cute.Tensor  # (SLOTS,) of the tile, for the load warp
+    redo: cute.Tensor  # (SLOTS,)
     counter: cute.Pointer
     num_tiles: Int32
 
@@ -38,11 +52,29 @@ class TileQueue:
         return ctas + cute.arch.shuffle_sync(count, 0)
 
     @cute.jit
-    def put(self, slot: Int32, tile: Int32, exact: Int32) -> None:
+    def put(self, slot: Int32, number: Int32, tile: WorkTile, mode: Int32) -> None:
         """Assign a tile to a slot that is free. For one warp."""
         if cute.arch.lane_idx() == 0:
-            self.tile[slot] = tile
-            self.exact[slot] = exact
+            self.number[slot] = number
+            self.entry[0, slot] = mode
+            self.entry[1, slot] = tile.m
+            self.entry[2, slot] = tile.head
+            self.entry[3, slot] = tile.batch
+
+    @cute.jit
+    def read(self, slot: Int32) -> Assignment:
+        """What the load warp assigned to a slot. For one warp: the lane that reads also releases.
+
+        Each lane could read; but then the release by one lane would order 31 reads before the next
+        `put` through the warp's convergence alone, which racecheck does not follow.
+        """
+        words = cute.make_rmem_tensor(4, Int32)
+        for i in cutlass.range_constexpr(4):
+            words[i] = 0
+        if cute.arch.lane_idx() == 0:
+            for i in cutlass.range_constexpr(4):
+                words[i] = self.entry[i, slot]
+        return Assignment(*(cute.arch.shuffle_sync(words[i], 0) for i in range(4)))
 
     @cute.jit
     def ask_again(self, slot: Int32) -> None:
@@ -61,10 +93,11 @@ class TileQueue:
 
 
 def tile_queue(base: cute.Pointer, counter: cute.Pointer, num_tiles: Int32) -> TileQueue:
-    """The queue whose slots lie at `base` in shared memory."""
+    """The queue whose slots lie at `base` in shared memory, aligned to 16 bytes."""
     words = cute.recast_ptr(base, dtype=Int32)
+    entry = cute.make_tensor(words, cute.make_layout((4, SLOTS)))
 
     def slots(first: int) -> cute.Tensor:
         return cute.make_tensor(words + first, cute.make_layout(SLOTS))
 
-    return TileQueue(slots(0), slots(SLOTS), slots(2 * SLOTS), counter, num_tiles)
+    return TileQueue(entry, slots(4 * SLOTS), slots(5 * SLOTS), counter, num_tiles)

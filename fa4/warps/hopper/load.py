@@ -13,13 +13,14 @@ from fa4.pipeline.pipes import HopperPipes
 from fa4.plan_hopper import HopperPlan
 from fa4.tiles.bundles import Source, TmaTensors
 from fa4.tiles.hopper_bundles import HopperSmem
-from fa4.tiles.tile_queue import END, SLOTS, TileQueue
+from fa4.tiles.scheduler import WorkTile
+from fa4.tiles.tile_queue import END, EXACT, FRESH, SLOTS, TileQueue
 from fa4.warps.work import Work
 
 
 @dataclass(frozen=True)
 class HopperLoad:
-    """Order: Q of every warpgroup and K, V of the last key block, then K V block by block.
+    """Order: K of the last key block, Q of every warpgroup, V; then K V block by block.
 
     Waits: the release of tile_assigned, q_loaded, k_loaded, v_loaded.
     Signals: tile_assigned, q_loaded, k_loaded, v_loaded. Registers: plan.roles["load"].
@@ -41,29 +42,37 @@ class HopperLoad:
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.kv_stages)
         q_ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.q_stages)
         fresh, _, _ = cute.arch.block_idx()
-        tile = Int32(0)
-        while tile != END:
+        mode = Int32(FRESH)
+        while mode != END:
             pipes.tile_assigned.acquire(slot.index, slot.phase)
-            tile = queue.tile[slot.index]
-            exact = Int32(1)
+            number = queue.number[slot.index]
+            mode = Int32(EXACT)
             if queue.take_request(slot.index) == 0:
-                tile = fresh
-                exact = Int32(0)
+                number = fresh
+                mode = Int32(FRESH)
                 if fresh >= queue.num_tiles:
                     # The tile before may still ask for a second time: wait for its verdict.
                     pipes.tile_assigned.acquire(slot.index ^ 1, slot.phase ^ slot.index)
-                    tile = queue.tile[slot.index ^ 1]
-                    exact = Int32(1)
+                    number = queue.number[slot.index ^ 1]
+                    mode = Int32(EXACT)
                     if queue.take_request(slot.index ^ 1) == 0:
-                        tile = Int32(END)
+                        mode = Int32(END)
             cute.arch.sync_warp()
-            queue.put(slot.index, tile, exact)
+            tile = work.schedule.decode(number)
+            queue.put(slot.index, number, tile, mode)
             pipes.tile_assigned.commit(slot.index)
             slot.advance()
-            if tile != END:
+            if mode != END:
                 q_ring, ring = self._load_tile(tma, smem, pipes, work, tile, q_ring, ring)
-                if exact == 0:
-                    fresh = queue.fetch()
+                if mode == FRESH:
+                    fresh = self._next(queue)
+
+    @cute.jit
+    def _next(self, queue: TileQueue) -> Int32:
+        number = queue.num_tiles
+        if cutlass.const_expr(self.plan.tuning.persistent):
+            number = queue.fetch()
+        return number
 
     @cute.jit
     def _load_tile(
@@ -72,11 +81,11 @@ class HopperLoad:
         smem: HopperSmem,
         pipes: HopperPipes,
         work: Work,
-        number: Int32,
+        tile: WorkTile,
         q_ring: PipelineState,
         ring: PipelineState,
     ) -> tuple[PipelineState, PipelineState]:
-        plan, tile = self.plan, work.schedule.decode(number)
+        plan = self.plan
         first, last = work.visibility.blocks(tile.m * plan.cta_rows, plan.cta_rows)
         gQ = cute.local_tile(tma.q.tensor[None, None, tile.head, tile.batch], plan.q_box, (None, 0))
         gK = cute.local_tile(
@@ -88,15 +97,16 @@ class HopperLoad:
         q = Source(tma.q, *tma.q.partition(smem.q, cute.group_modes(gQ, 0, 2)))
         k = Source(tma.k, *tma.k.partition(smem.k, cute.group_modes(gK, 0, 2)))
         v = Source(tma.v, *tma.v.partition(smem.v, cute.group_modes(gV, 0, 2)))
-        for t in cutlass.range_constexpr(plan.q_tiles):
-            buffer = q_ring.index * plan.q_tiles + t
-            pipes.q_loaded.acquire(buffer, q_ring.phase)
-            mbarrier = pipes.q_loaded.expect(buffer, plan.q_tile_bytes)
-            q.load(tile.m * plan.q_tiles + t, buffer, mbarrier)
         for i in cutlass.range(last - first, unroll=1):
             block = last - 1 - i
             pipes.k_loaded.acquire(ring.index, ring.phase)
             k.load(block, ring.index, pipes.k_loaded.expect(ring.index, plan.k_block_bytes))
+            if i == 0:  # after K, whose stage is free sooner
+                for t in cutlass.range_constexpr(plan.q_tiles):
+                    buffer = q_ring.index * plan.q_tiles + t
+                    pipes.q_loaded.acquire(buffer, q_ring.phase)
+                    mbarrier = pipes.q_loaded.expect(buffer, plan.q_tile_bytes)
+                    q.load(tile.m * plan.q_tiles + t, buffer, mbarrier)
             pipes.v_loaded.acquire(ring.index, ring.phase)
             v.load(block, ring.index, pipes.v_loaded.expect(ring.index, plan.v_block_bytes))
             ring.advance()
