@@ -7,6 +7,7 @@ Set FA4_CACHE_DIR to move the cache from ~/.cache/fa4.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -59,6 +60,29 @@ def compile_forward(plan: BasePlan, emulated: bool) -> Callable[..., None]:
     if not path.exists():
         _compile_to(plan, path)
     return load_module(str(path))[ENTRY]
+
+
+@cache
+def native_entry(plan: BasePlan) -> Callable[[bytes, int], int]:
+    """The host function by its C interface: (argument block, stream) -> cudaError_t.
+
+    The kernels are loaded to all devices; raises what the DSL raises when that fails.
+    """
+    function = compile_forward(plan, emulated=False)
+    function.to()
+    entry = c_interface(function.engine, function.function_name)
+    entry.owner = function  # unloads its kernels when it goes
+    return entry
+
+
+def c_interface(engine: object, name: str) -> Callable[[bytes, int], int]:
+    """(argument block, stream) -> cudaError_t, of a host function in a JIT engine.
+
+    MLIR gives `f` the symbol `_mlir_ciface_f`, which takes its arguments as C would. The DSL calls
+    it through one more, the `name` here, that unpacks an array of pointers to arguments.
+    """
+    address = engine.lookup(name.removeprefix("_mlir_"))
+    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p)(address)
 
 
 def object_file(plan: BasePlan) -> Path:

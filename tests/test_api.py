@@ -20,18 +20,27 @@ from fa4.problem import example_problem
 class Launches(list):
     """Stand-in for `fa4.launch`: keeps (problem, plan, q, k, v, out, lse) of every launch."""
 
-    def forward(self, problem, plan, q, k, v, out, lse):
-        self.append(SimpleNamespace(problem=problem, plan=plan, q=q, k=k, v=v, out=out, lse=lse))
-        expected = reference.attention(problem, q, k, v)
-        out.copy_(expected[0])
-        lse.copy_(expected[1])
+    def prepare(self, problem, plan, strides, device):
+        def launch(q, k, v, out, lse):
+            assert strides == (q.stride(), k.stride(), v.stride(), out.stride())
+            assert {t.device for t in (q, k, v, out, lse)} == {device}
+            self.append(
+                SimpleNamespace(problem=problem, plan=plan, q=q, k=k, v=v, out=out, lse=lse)
+            )
+            expected = reference.attention(problem, q, k, v)
+            out.copy_(expected[0])
+            lse.copy_(expected[1])
+
+        return launch
 
 
 @pytest.fixture
 def launches(monkeypatch):
     recorded = Launches()
     monkeypatch.setattr(api, "_launcher", lambda: recorded)
-    return recorded
+    api._prepare.cache_clear()
+    yield recorded
+    api._prepare.cache_clear()
 
 
 def tensors(shape=(2, 8, 4, 64), kv=(2, 16, 2, 64), v_dim=None, dtype=torch.bfloat16):
