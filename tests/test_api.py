@@ -302,3 +302,32 @@ def test_only_devices_that_a_kernel_was_made_for_are_native(monkeypatch, capabil
         with pytest.raises(NotImplementedError, match=supported):
             api.native_arch(device)
     api.native_arch.cache_clear()
+
+
+def test_a_second_call_is_prepared_already(launches, monkeypatch):
+    q, k, v = tensors()
+    first = fa4.flash_attn_func(q, k, v, causal=True)
+    monkeypatch.setattr(api, "_resolve", None)
+    q2, k2, v2 = (t.clone() for t in (q, k, v))
+    assert torch.equal(fa4.flash_attn_func(q2, k2, v2, causal=True), first)
+    assert [launches[1].q.data_ptr(), launches[0].q.data_ptr()] == [q2.data_ptr(), q.data_ptr()]
+    assert launches[0].out.data_ptr() != launches[1].out.data_ptr()
+
+
+def test_what_was_prepared_once_is_still_checked(launches):
+    """Each of these calls differs from the one before only in what the cache might overlook."""
+    q, k, v = tensors((2, 8, 2, 64))
+    fa4.flash_attn_func(q, k, v, causal=True, window_size=(1, 0))
+    with pytest.raises(TypeError, match="causal is 1"):
+        fa4.flash_attn_func(q, k, v, causal=1, window_size=(1, 0))
+    with pytest.raises(TypeError, match="window_left is True"):
+        fa4.flash_attn_func(q, k, v, causal=True, window_size=(True, 0))
+    with pytest.raises(TypeError, match=r"window_left is 1\.0"):
+        fa4.flash_attn_func(q, k, v, causal=True, window_size=(1.0, 0))
+    with pytest.raises(NotImplementedError, match="v requires a gradient"):
+        fa4.flash_attn_func(q, k, v.requires_grad_(), causal=True, window_size=(1, 0))
+    flat = torch.randn(q.numel() + 1).bfloat16()
+    fa4.flash_attn_func(flat[1:].view(q.shape), k, v.detach(), causal=True, window_size=(1, 0))
+    assert legal(launches[-1].q)
+    assert torch.equal(launches[-1].q, flat[1:].view(q.shape))
+    assert len(launches) == 2
