@@ -15,6 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa4.addressing import (
+    TMA_ALIGNMENT,
+    addressable,
+    stride_obstacle,
+    tma_obstacle,
+    with_plain_strides,
+)
 from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, default_scale
@@ -27,8 +34,6 @@ logger = logging.getLogger("fa4")
 # by compute capability
 NATIVE_ARCHS = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 EMULATED_ARCHS = ("sm_100a", "sm_90a")
-TMA_ALIGNMENT = 16  # bytes, of the base address and of every stride but the last
-TMA_STRIDE_LIMIT = 2**40  # bytes: the width of a stride in a tensor map
 
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -92,7 +97,7 @@ def flash_attn_func(
     left, right = _window(window_size)
     call = _prepare(layouts, arch, softmax_scale, causal, left, right, softcap)
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
-        q, k, v = _addressable("q", q), _addressable("k", k), _addressable("v", v)
+        q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
         return flash_attn_func(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
     out = q.new_empty(call.out_shape)
     lse = q.new_empty(call.lse_shape, dtype=torch.float32)
@@ -128,7 +133,7 @@ def can_implement(
     copies = [
         f"{name} is copied first: {reason}"
         for name, tensor in (("q", q), ("k", k), ("v", v))
-        if (reason := _tma_obstacle(_with_plain_strides(tensor)))
+        if (reason := tma_obstacle(with_plain_strides(tensor)))
     ]
     return Support(True, "; ".join(copies))
 
@@ -188,7 +193,7 @@ def _prepare(
     problem, plan = _resolve(layouts, arch, scale, causal, left, right, softcap)
     (_, _, dtype, device), strides = layouts[0], [layout[1] for layout in layouts]
     batch, rows, heads, dim = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
-    copies, launch = any(_stride_obstacle(s, dtype.itemsize) for s in strides), None
+    copies, launch = any(stride_obstacle(s, dtype.itemsize) for s in strides), None
     if not problem.empty and not copies:
         if device.type == "cpu":
             _announce_emulator(plan.arch)
@@ -300,42 +305,6 @@ def native_arch(device: torch.device) -> str:
             f"No kernel for {name} ({device}, compute capability {major}.{minor}). {remedy}"
         )
     return NATIVE_ARCHS[major, minor]
-
-
-def _addressable(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself, a view with legal strides, or a contiguous copy that TMA can address."""
-    if _tma_obstacle(tensor) is None:
-        return tensor
-    view = _with_plain_strides(tensor)
-    reason = _tma_obstacle(view)
-    if reason is None:
-        return view
-    logger.debug("%s %s is copied: %s", name, tuple(tensor.shape), reason)
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _tma_obstacle(tensor: torch.Tensor) -> str | None:
-    """Why a TMA tensor map cannot describe the tensor; None if it can."""
-    if tensor.data_ptr() % TMA_ALIGNMENT:
-        return f"its address is no multiple of {TMA_ALIGNMENT} bytes"
-    return _stride_obstacle(tensor.stride(), tensor.element_size())
-
-
-@lru_cache(maxsize=4096)
-def _stride_obstacle(strides: tuple[int, ...], size: int) -> str | None:
-    """Why these strides, of elements of `size` bytes, cannot stand in a TMA tensor map."""
-    for stride in strides[:-1]:
-        if (stride * size) % TMA_ALIGNMENT:
-            return f"its strides {strides} are no multiples of {TMA_ALIGNMENT} bytes"
-        if stride * size >= TMA_STRIDE_LIMIT:
-            return f"its strides {strides} reach 2^40 bytes"
-    return None
-
-
-def _with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements; dimensions of size 1, whose stride means nothing, get stride 0."""
-    strides = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
-    return tensor.as_strided(tensor.shape, [*strides[:-1], 1])
 
 
 @lru_cache

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fa4
-from fa4 import api, emulator, reference
+from fa4 import addressing, api, emulator, reference
 from fa4.plan import plan_forward
 from fa4.problem import example_problem
 
@@ -230,7 +230,7 @@ def test_a_stride_of_two_to_the_40_bytes_is_an_obstacle():
     far = torch.empty_strided(
         (2, 1, 1, 64), (2**39, 64, 64, 1), dtype=torch.bfloat16, device="meta"
     )
-    assert "2^40" in api._tma_obstacle(
+    assert "2^40" in addressing.tma_obstacle(
         SimpleNamespace(stride=far.stride, element_size=far.element_size, data_ptr=q.data_ptr)
     )
 
