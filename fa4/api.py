@@ -83,7 +83,8 @@ def flash_attn_func(
     Hidden keys may hold anything. Hidden values count as 0 * v, so a NaN or infinity in v makes
     out NaN in rows that do not see it too, as in torch, where its block of keys is processed.
 
-    CUDA tensors on compute capability 10.0 and 10.3 run natively. CPU tensors run the same
+    CUDA tensors on compute capability 9.0, 10.0 and 10.3 run natively; a call may be captured in a
+    CUDA graph after one with the same shapes and options was made outside. CPU tensors run the same
     compiled kernel in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
 
     Raises:
