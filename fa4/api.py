@@ -96,17 +96,18 @@ def flash_attn_func(
         _refuse_gradients(q, k, v)
     arch = None if q.is_cuda else emulated_arch()
     left, right = _window(window_size)
-    call = _prepare(layouts, arch, softmax_scale, causal, left, right, softcap)
+    call = _prepare(layouts, arch, softmax_scale, causal, left, right, softcap, return_lse)
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
         return flash_attn_func(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
     out = q.new_empty(call.out_shape)
-    lse = q.new_empty(call.lse_shape, dtype=torch.float32)
-    if call.launch is None:
-        out.zero_()
-        lse.fill_(-torch.inf)
-    else:
+    lse = q.new_empty(call.lse_shape, dtype=torch.float32) if return_lse else None
+    if call.launch:
         call.launch(q, k, v, out, lse)
+    else:
+        out.zero_()
+        if return_lse:
+            lse.fill_(-torch.inf)
     return (out, lse) if return_lse else out
 
 
@@ -189,6 +190,7 @@ def _prepare(
     left: int | None,
     right: int | None,
     softcap: float,
+    with_lse: bool,
 ) -> _Call:
     """Check, plan, compile. `arch`: of the emulator, for tensors on the CPU."""
     problem, plan = _resolve(layouts, arch, scale, causal, left, right, softcap)
@@ -199,7 +201,7 @@ def _prepare(
         if device.type == "cpu":
             _announce_emulator(plan.arch)
         strides.append((rows * heads * dim, heads * dim, dim, 1))  # of the output
-        launch = _launcher().prepare(problem, plan, tuple(strides), device)
+        launch = _launcher().prepare(problem, plan, tuple(strides), device, with_lse)
     return _Call((batch, rows, heads, dim), (batch, heads, rows), launch, copies)
 
 

@@ -21,6 +21,7 @@ INTEGERS = (
     *SIZES,
     *(f"{tensor}_{axis}" for tensor in "qkvo" for axis in ("row", "head", "batch")),  # strides
     *("left", "right"),  # window
+    "lse_rows",  # seqlen_q; 0 where nobody asks for the LSE, and none is written
     "section",  # heads that share L2, see TileSchedule
 )
 NUMBERS = ("softmax_scale", "scale_log2", "softcap")  # see Scales

@@ -26,7 +26,9 @@ from fa4.problem import Problem
 from fa4.tile_counter import TileCounters, tile_counters
 
 Strides = tuple[int, ...]
-Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+Launch = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None
+]
 
 
 def prepare(
@@ -34,19 +36,20 @@ def prepare(
     plan: BasePlan,
     strides: tuple[Strides, Strides, Strides, Strides],
     device: torch.device,
+    with_lse: bool,
 ) -> Launch:
     """What runs attention: `launch(q, k, v, out, lse)`, on the current stream of a CUDA device or
     emulated.
 
     Shapes: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), out (B, Sq, H, Dv), lse (B, H, Sq)
-    float32 and contiguous. `strides`, in elements, are those of q, k, v and out; bases and all
-    strides but the last (1) are multiples of 16 bytes. A launch checks none of this. Threads may
-    share it.
+    float32 and contiguous, or None without `with_lse`: then none is written. `strides`, in
+    elements, are those of q, k, v and out; bases and all strides but the last (1) are multiples of
+    16 bytes. A launch checks none of this. Threads may share it.
 
     Compiles and loads the kernel of a CUDA device. Raises ValueError for CUDA tensors inside an
     emulator session, here and at each launch: kernels run on host memory there.
     """
-    rest = _rest(problem, plan, strides)
+    rest = _rest(problem, plan, strides, with_lse)
     if device.type == "cpu":
         return _EmulatedLaunch(plan, rest)
     _refuse_session(device.index)
@@ -82,7 +85,7 @@ class _NativeLaunch:
         k: torch.Tensor,
         v: torch.Tensor,
         out: torch.Tensor,
-        lse: torch.Tensor,
+        lse: torch.Tensor | None,
     ) -> None:
         if current_session() is not None:
             _refuse_session(self.device)
@@ -96,7 +99,7 @@ class _NativeLaunch:
             k.data_ptr(),
             v.data_ptr(),
             out.data_ptr(),
-            lse.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
             self.counters.address(stream) if self.counters else 0,
             self.num_sms,
         )
@@ -116,14 +119,15 @@ class _EmulatedLaunch:
         k: torch.Tensor,
         v: torch.Tensor,
         out: torch.Tensor,
-        lse: torch.Tensor,
+        lse: torch.Tensor | None,
     ) -> None:
-        plan, tensors = self.plan, {"q": q, "k": k, "v": v, "o": out, "lse": lse}
-        tensors["tile_counter"] = _emulated_counter()
-        addresses = [tensor.data_ptr() for tensor in tensors.values()]
+        plan, counter = self.plan, _emulated_counter()
+        tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse, "tile_counter": counter}
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
+        memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         with ExitStack() as stack:
             here = current_session() or stack.enter_context(session(arch=plan.arch))
-            stack.enter_context(here.lend(tensors, labels(plan)))
+            stack.enter_context(here.lend(memory, labels(plan)))
             stack.enter_context(the_hook().call())
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
             _check(compile_forward(plan, emulated=True)(block, 0), plan)
@@ -149,7 +153,7 @@ def _emulated_counter() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.int32)
 
 
-def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...]) -> bytes:
+def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...], with_lse: bool) -> bytes:
     """The argument block of a launch but for what differs from call to call."""
     values = {size: getattr(problem, size) for size in SIZES}
     for name, (batch, row, head, _) in zip("qkvo", strides, strict=True):
@@ -162,6 +166,7 @@ def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...]) -> byt
         | {
             "left": problem.window_left or 0,  # read only when the plan has the bound
             "right": problem.window_right or 0,
+            "lse_rows": problem.seqlen_q if with_lse else 0,
             "section": heads_per_section(problem, plan),
             "softmax_scale": scale,
             "scale_log2": scale * math.log2(math.e),

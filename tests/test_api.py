@@ -20,16 +20,18 @@ from fa4.problem import example_problem
 class Launches(list):
     """Stand-in for `fa4.launch`: keeps (problem, plan, q, k, v, out, lse) of every launch."""
 
-    def prepare(self, problem, plan, strides, device):
+    def prepare(self, problem, plan, strides, device, with_lse):
         def launch(q, k, v, out, lse):
             assert strides == (q.stride(), k.stride(), v.stride(), out.stride())
-            assert {t.device for t in (q, k, v, out, lse)} == {device}
+            assert {t.device for t in (q, k, v, out)} == {device}
+            assert (lse is not None) == with_lse
             self.append(
                 SimpleNamespace(problem=problem, plan=plan, q=q, k=k, v=v, out=out, lse=lse)
             )
             expected = reference.attention(problem, q, k, v)
             out.copy_(expected[0])
-            lse.copy_(expected[1])
+            if with_lse:
+                lse.copy_(expected[1])
 
         return launch
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fa4
+from fa4 import api
 
 ROOT = Path(fa4.__file__).parent.parent
 
@@ -20,7 +21,7 @@ ROOT = Path(fa4.__file__).parent.parent
 def native_gpus() -> int:
     """GPUs that kernels run on."""
     supported = [
-        fa4.api.NATIVE_ARCHS.get(torch.cuda.get_device_capability(i))
+        api.NATIVE_ARCHS.get(torch.cuda.get_device_capability(i))
         for i in range(torch.cuda.device_count())
     ]
     return sum(arch is not None for arch in supported)

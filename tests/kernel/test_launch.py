@@ -66,7 +66,7 @@ def gpu() -> Iterator[Gpu]:
         yield gpu
 
 
-def native(gpu: Gpu, arch: str = "sm_90a") -> launch.Launch:
+def native(gpu: Gpu, arch: str = "sm_90a", with_lse: bool = True) -> launch.Launch:
     """A native launch on DEVICE; its tile counters lie at 1000 + stream."""
     plan = plan_forward(PROBLEM, arch)
     counters = mock.Mock(TileCounters)
@@ -77,7 +77,7 @@ def native(gpu: Gpu, arch: str = "sm_90a") -> launch.Launch:
         mock.patch.object(launch, "tile_counters", return_value=counters),
         mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
     ):
-        return launch.prepare(PROBLEM, plan, STRIDES, OnDevice.device)
+        return launch.prepare(PROBLEM, plan, STRIDES, OnDevice.device, with_lse)
 
 
 def tensors() -> list[OnDevice]:
@@ -94,7 +94,7 @@ def test_every_field_of_the_block_reaches_the_host_function(gpu: Gpu) -> None:
     for name, (batch, row, head, _) in zip("qkvo", STRIDES, strict=True):
         strides = [getattr(found, f"{name}_{axis}") for axis in ("batch", "row", "head")]
         assert strides == [batch, row, head]
-    assert (found.left, found.right, found.section) == (0, 0, 1)
+    assert (found.left, found.right, found.section, found.lse_rows) == (0, 0, 1, 8)
     assert found.softmax_scale == 0.25
     assert found.scale_log2 == pytest.approx(0.25 / torch.log(torch.tensor(2.0)).item())
     assert found.stream == OTHER_STREAM
@@ -110,6 +110,11 @@ def test_each_launch_has_its_own_addresses_and_stream(gpu: Gpu) -> None:
         (80, 16, 7),
     ]
     assert gpu.launches[1].tile_counter == 1007
+
+
+def test_an_lse_that_nobody_asks_for_has_no_rows(gpu: Gpu) -> None:
+    native(gpu, with_lse=False)(*tensors()[:4], None)
+    assert (gpu.launches[0].lse, gpu.launches[0].lse_rows) == (0, 0)
 
 
 def test_blackwell_has_no_tile_counter(gpu: Gpu) -> None:
@@ -161,14 +166,30 @@ def test_cuda_tensors_are_refused_inside_a_session(gpu: Gpu) -> None:
 
 
 def test_cpu_tensors_are_emulated(gpu: Gpu) -> None:
-    run = launch.prepare(PROBLEM, plan_forward(PROBLEM), STRIDES, torch.device("cpu"))
+    run = launch.prepare(PROBLEM, plan_forward(PROBLEM), STRIDES, torch.device("cpu"), True)
     assert isinstance(run, launch._EmulatedLaunch)
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+def test_an_lse_that_nobody_asks_for_is_not_written(arch: str) -> None:
+    """Its address would be 0: the emulator raises for a write there."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, n, 1, 64).bfloat16() for n in (8, 9, 9))
+    outs = []
+    for lse in (torch.full((1, 1, 8), torch.nan), None):
+        out = torch.full_like(q, torch.nan)
+        strides = tuple(t.stride() for t in (q, k, v, out))
+        plan, device = plan_forward(PROBLEM, arch), torch.device("cpu")
+        launch.prepare(PROBLEM, plan, strides, device, lse is not None)(q, k, v, out, lse)
+        assert lse is None or not lse.isnan().any()
+        outs.append(out)
+    assert torch.equal(*outs)
 
 
 def test_an_error_of_the_emulated_runtime_is_raised() -> None:
     plan = plan_forward(PROBLEM, "sm_90a")
     values = [torch.zeros(1, 9, 1, 64, dtype=torch.bfloat16) for _ in "qkvo"]
-    run = launch.prepare(PROBLEM, plan, STRIDES, torch.device("cpu"))
+    run = launch.prepare(PROBLEM, plan, STRIDES, torch.device("cpu"), True)
     with (
         mock.patch.object(launch, "compile_forward", return_value=lambda block, stream: 1),
         pytest.raises(RuntimeError, match="failed with cudaErrorInvalidValue"),

@@ -163,7 +163,7 @@ def test_fault_09_offsets_beyond_two_to_the_31_elements(which):
     problem = problem_of(q, k, v)
     plan = api.plan_forward(problem)
     strides = tuple(tensor.stride() for tensor in tensors.values())
-    launch.prepare(problem, plan, strides, q.device)(*tensors.values(), lse)
+    launch.prepare(problem, plan, strides, q.device, True)(*tensors.values(), lse)
     assert torch.equal(tensors["out"], expected[0])
     assert torch.equal(lse, expected[1])
 

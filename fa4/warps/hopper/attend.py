@@ -129,8 +129,7 @@ class Attend:
             exact = cute.arch.make_warp_uniform(queue.exact[slot.index])
             if cutlass.const_expr(self.plan.fixed_reference):
                 self._request_redo(f, row, work, place.query, (queue, slot.index, exact))
-            seqlen_q = work.visibility.seqlen_q
-            self._write(f, row, tma, smem, mLSE, pipes, (place, seqlen_q, scales, exact))
+            self._write(f, row, tma, smem, mLSE, pipes, (place, scales, exact))
             pipes.tile_assigned.release(slot.index)
             slot.advance()
             q_ring.advance()
@@ -376,8 +375,8 @@ class Attend:
         pipes: HopperPipes,
         where: tuple,
     ) -> None:
-        """O / l through shared memory to global, and the LSE."""
-        place, seqlen_q, scales, exact = where
+        """O / l through shared memory to global, and the LSE of the rows that mLSE has."""
+        place, scales, exact = where
         rounded = cute.make_rmem_tensor(f.o.layout, DTYPES[self.plan.dtype])
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             total = cute.arch.warp_reduction_sum(row.total[r], threads_in_group=4)
@@ -387,7 +386,7 @@ class Attend:
                 value = Float32(0.0) if total == 0.0 else o[i] * inverse
                 target[i] = value.to(DTYPES[self.plan.dtype])
             query = place.query + 8 * r
-            if (query < seqlen_q) & (place.thread % 4 == 0):
+            if (query < mLSE.shape[0]) & (place.thread % 4 == 0):
                 lse = log_sum_exp(RowState(row.maximum[r], total), scales.softmax)
                 mLSE[query, place.tile.head, place.tile.batch] = lse
         # every warp has left its last Q K^T behind: O goes where Q was
