@@ -28,7 +28,7 @@ from bench.hopper.implementations import OURS, Implementation, implementations
 
 SHAPE = (1, 256, 4, 128)  # batch, length, heads, head dim
 LOOP = 100  # calls; far below the launch queue's depth, where the host would wait
-AFTER_SYNCHRONIZE = (1, 2, 3, 5, 10, 20)  # numbers of calls that are shown
+AFTER_SYNCHRONIZE = (1, 2, 3, 5, 10, 20, 50, 100)  # numbers of calls that are shown
 LIMIT_US = 15.0
 IDLE = "8"  # first letter of the names in the runtime that does nothing
 
@@ -80,6 +80,7 @@ def measure(device: str, compared: list[Implementation], rounds: int) -> dict[st
             "loop_us": loops(calls, rounds, synchronize),
             "each_us": one_by_one(calls, rounds, synchronize),
             "each_us_alone": one_by_one(ours, rounds, synchronize),
+            "each_us_never_waiting": one_by_one(ours, rounds, lambda: None),
             "stages_us": loops(
                 {name: _repeat(stage) for name, stage in stages(*inputs).items()},
                 rounds,
@@ -152,7 +153,7 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
         "(reading the clock)": time.perf_counter,
         "layouts": lambda: api._layouts(q, k, v),
         "lookup": lambda: api._prepare(layouts, *options, False),
-        "allocate": lambda: q.new_empty(call.out_shape),
+        "allocate": lambda: q.new_empty_strided(*call.out),
         "launch": lambda: launch(*tensors, None),
         "- stream, counter": stream_and_counter,
         "- block": block,
@@ -260,11 +261,16 @@ def report(content: dict[str, Any]) -> str:
     lines += [f"{name} is missing: {why}" for name, why in content["missing"].items()]
     lines.append(f"\n{LOOP} calls back to back, us per call:")
     lines += [f"  {name:24}{us:8.2f}" for name, us in content["loop_us"].items()]
-    for key, title in (("each_us", "in turns"), ("each_us_alone", "alone")):
+    titles = {
+        "each_us": "After a synchronize, in turns, us of call",
+        "each_us_alone": "After a synchronize, alone, us of call",
+        "each_us_never_waiting": "Without a synchronize, alone, us of call",
+    }
+    for key, title in titles.items():
         numbers = "".join(f"{n:>8}" for n in AFTER_SYNCHRONIZE)
-        lines.append(f"\nAfter a synchronize, {title}, us of call{numbers}")
+        lines.append(f"\n{title:41}{numbers}")
         for name, row in content[key].items():
-            lines.append(f"  {name:35}" + "".join(f"{us:8.2f}" for us in row.values()))
+            lines.append(f"  {name:39}" + "".join(f"{us:8.2f}" for us in row.values()))
     lines.append("\nOurs by stage, us:")
     lines += [f"  {name:24}{us:8.2f}" for name, us in content["stages_us"].items()]
     return "\n".join(lines)

