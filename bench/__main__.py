@@ -1,4 +1,4 @@
-"""`python -m bench [static | exp2-share | hopper | fuzz] [options]`."""
+"""`python -m bench [static | exp2-share | hopper | overhead | fuzz] [options]`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ COMMANDS = {  # imported when asked for: what one needs, the others may lack
     "static": "bench.static",
     "exp2-share": "bench.exp2_share",
     "hopper": "bench.hopper.command",
+    "overhead": "bench.overhead",
     "fuzz": "bench.hopper.fuzz",
 }
 

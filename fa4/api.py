@@ -1,6 +1,7 @@
-"""The entry points for torch tensors: check, plan, allocate, launch.
+"""The entry points for torch tensors: check, plan, prepare once; then allocate and launch.
 
-A call that was made before with the same shapes and options costs one cache hit for its checks.
+A call that was made before with the same layouts and options costs one cache hit for all but its
+allocations and its launch.
 """
 
 from __future__ import annotations
@@ -10,19 +11,29 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 
-from fa4.plan import Plan, plan_forward
+from fa4.addressing import (
+    TMA_ALIGNMENT,
+    addressable,
+    stride_obstacle,
+    tma_obstacle,
+    with_plain_strides,
+)
+from fa4.plan import plan_forward
+from fa4.plan_base import BasePlan
 from fa4.problem import Problem, default_scale
+
+if TYPE_CHECKING:
+    from fa4.launch import Launch
 
 logger = logging.getLogger("fa4")
 
 # by compute capability
 NATIVE_ARCHS = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 EMULATED_ARCHS = ("sm_100a", "sm_90a")
-TMA_ALIGNMENT = 16  # bytes, of the base address and of every stride but the last
-TMA_STRIDE_LIMIT = 2**40  # bytes: the width of a stride in a tensor map
 
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -72,32 +83,32 @@ def flash_attn_func(
     Hidden keys may hold anything. Hidden values count as 0 * v, so a NaN or infinity in v makes
     out NaN in rows that do not see it too, as in torch, where its block of keys is processed.
 
-    CUDA tensors on compute capability 10.0 and 10.3 run natively. CPU tensors run the same
+    CUDA tensors on compute capability 9.0, 10.0 and 10.3 run natively; a call may be captured in a
+    CUDA graph after one with the same shapes and options was made outside. CPU tensors run the same
     compiled kernel in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
 
     Raises:
         TypeError, ValueError: a dtype, shape, stride or option that is not supported.
         NotImplementedError: a gradient is asked for, or the device has no kernel.
     """
-    _check_tensors(q, k, v)
-    problem, plan = _resolve(
-        (q.shape, k.shape, v.shape),
-        (q.dtype, k.dtype, v.dtype),
-        (softmax_scale, causal, *_window(window_size), softcap),
-        _arch(q.device),
-    )
-    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
-    lse = torch.empty(
-        (problem.batch, problem.heads_q, problem.seqlen_q), dtype=torch.float32, device=q.device
-    )
-    if problem.empty:
-        out.zero_()
-        lse.fill_(-torch.inf)
+    layouts = _layouts(q, k, v)
+    if torch.is_grad_enabled():
+        _refuse_gradients(q, k, v)
+    arch = None if q.is_cuda else emulated_arch()
+    left, right = _window(window_size)
+    call = _prepare(layouts, arch, softmax_scale, causal, left, right, softcap, return_lse)
+    if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
+        q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
+        return flash_attn_func(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
+    # strided: seven tenths of the price of new_empty
+    out = q.new_empty_strided(*call.out)
+    lse = q.new_empty_strided(*call.lse, dtype=torch.float32) if return_lse else None
+    if call.launch:
+        call.launch(q, k, v, out, lse)
     else:
-        if q.device.type == "cpu":
-            _announce_emulator(plan.arch)
-        inputs = (_addressable("q", q), _addressable("k", k), _addressable("v", v))
-        _launcher().forward(problem, plan, *inputs, out, lse)
+        out.zero_()
+        if return_lse:
+            lse.fill_(-torch.inf)
     return (out, lse) if return_lse else out
 
 
@@ -115,51 +126,109 @@ def can_implement(
     Compiles nothing, launches nothing, reads no tensor contents.
     """
     try:
-        _check_tensors(q, k, v)
-        options = (softmax_scale, causal, *_window(window_size), softcap)
-        arch = _arch(q.device)
-        _resolve((q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), options, arch)
+        layouts = _layouts(q, k, v)
+        if torch.is_grad_enabled():
+            _refuse_gradients(q, k, v)
+        arch = None if q.is_cuda else emulated_arch()
+        _resolve(layouts, arch, softmax_scale, causal, *_window(window_size), softcap)
     except (TypeError, ValueError, NotImplementedError) as error:
         return Support(False, str(error))
     copies = [
         f"{name} is copied first: {reason}"
         for name, tensor in (("q", q), ("k", k), ("v", v))
-        if (reason := _tma_obstacle(_with_plain_strides(tensor)))
+        if (reason := tma_obstacle(with_plain_strides(tensor)))
     ]
     return Support(True, "; ".join(copies))
 
 
-def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """What must hold for each tensor whatever its shape; runs on every call."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
-        if tensor.device != q.device:
-            raise ValueError(
-                f"{name} is on {tensor.device} but q is on {q.device}; move them to one device."
-            )
-        if tensor.dim() == 4 and tensor.stride(3) != 1 and tensor.shape[3] > 1:
-            raise ValueError(
-                f"{name} has strides {tuple(tensor.stride())}; the last must be 1. "
-                f"Pass {name}.contiguous()."
-            )
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"{name} requires a gradient, and this version has no backward pass. "
-                "Call under torch.no_grad() or pass a detached tensor."
-            )
+# (shape, strides, dtype, device) of q, k and v
+_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+_Layouts = tuple[_Layout, _Layout, _Layout]
 
 
-@lru_cache(maxsize=4096)
+def _layouts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> _Layouts:
+    """What must be equal for two calls to be the same but for addresses; runs on every call."""
+    try:
+        return (
+            (q.shape, q.stride(), q.dtype, q.device),
+            (k.shape, k.stride(), k.dtype, k.device),
+            (v.shape, v.stride(), v.dtype, v.device),
+        )
+    except AttributeError:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(tensor, torch.Tensor):
+                kind = type(tensor).__name__
+                raise TypeError(f"{name} is a {kind}; it must be a torch.Tensor.") from None
+        raise
+
+
+def _refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    if not (q.requires_grad or k.requires_grad or v.requires_grad):
+        return
+    name = next(name for name, t in (("q", q), ("k", k), ("v", v)) if t.requires_grad)
+    raise NotImplementedError(
+        f"{name} requires a gradient, and this version has no backward pass. "
+        "Call under torch.no_grad() or pass a detached tensor."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a call's layouts and options decide."""
+
+    out: tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
+    lse: tuple[tuple[int, ...], tuple[int, ...]]
+    launch: Launch | None  # None when there is no (query, key) pair, or `copies`
+    copies: bool  # strides that TMA cannot address
+
+
+@lru_cache(maxsize=4096, typed=True)  # typed: causal=1 is refused after causal=True, too
+def _prepare(
+    layouts: _Layouts,
+    arch: str | None,
+    scale: float | None,
+    causal: bool,
+    left: int | None,
+    right: int | None,
+    softcap: float,
+    with_lse: bool,
+) -> _Call:
+    """Check, plan, compile. `arch`: of the emulator, for tensors on the CPU."""
+    problem, plan = _resolve(layouts, arch, scale, causal, left, right, softcap)
+    (_, _, dtype, device), strides = layouts[0], [layout[1] for layout in layouts]
+    batch, rows, heads, dim = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
+    out_strides = (rows * heads * dim, heads * dim, dim, 1)
+    copies, launch = any(stride_obstacle(s, dtype.itemsize) for s in strides), None
+    if not problem.empty and not copies:
+        if device.type == "cpu":
+            _announce_emulator(plan.arch)
+        launch = _launcher().prepare(problem, plan, (*strides, out_strides), device, with_lse)
+    lse = (batch, heads, rows), (heads * rows, rows, 1)
+    return _Call(((batch, rows, heads, dim), out_strides), lse, launch, copies)
+
+
 def _resolve(
-    shapes: tuple[torch.Size, torch.Size, torch.Size],
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    options: tuple[float | None, bool, int | None, int | None, float],
-    arch: str,
-) -> tuple[Problem, Plan]:
-    """The checked problem and its plan. `options`: scale, causal, left, right, softcap."""
+    layouts: _Layouts,
+    arch: str | None,
+    scale: float | None,
+    causal: bool,
+    left: int | None,
+    right: int | None,
+    softcap: float,
+) -> tuple[Problem, BasePlan]:
+    """The checked problem and its plan; parameters as for `_prepare`."""
+    shapes, strides, dtypes, devices = zip(*layouts, strict=True)
+    for name, device in zip("qkv", devices, strict=True):
+        if device != devices[0]:
+            raise ValueError(
+                f"{name} is on {device} but q is on {devices[0]}; move them to one device."
+            )
+    for name, shape, stride in zip("qkv", shapes, strides, strict=True):
+        if len(shape) == 4 and stride[3] != 1 and shape[3] > 1:
+            raise ValueError(
+                f"{name} has strides {stride}; the last must be 1. Pass {name}.contiguous()."
+            )
     batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, head_dim_v = _sizes(*shapes)
-    scale, causal, left, right, softcap = options
     problem = Problem(
         batch=batch,
         seqlen_q=seqlen_q,
@@ -175,7 +244,8 @@ def _resolve(
         softcap=softcap,
         scale=default_scale(head_dim) if scale is None else scale,
     )
-    return problem, plan_forward(problem, arch)
+    device = devices[0]
+    return problem, plan_forward(problem, arch if device.type == "cpu" else native_arch(device))
 
 
 def _sizes(q: torch.Size, k: torch.Size, v: torch.Size) -> tuple[int, ...]:
@@ -240,46 +310,6 @@ def native_arch(device: torch.device) -> str:
             f"No kernel for {name} ({device}, compute capability {major}.{minor}). {remedy}"
         )
     return NATIVE_ARCHS[major, minor]
-
-
-def _arch(device: torch.device) -> str:
-    return emulated_arch() if device.type == "cpu" else native_arch(device)
-
-
-def _addressable(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself, a view with legal strides, or a contiguous copy that TMA can address."""
-    if _tma_obstacle(tensor) is None:
-        return tensor
-    view = _with_plain_strides(tensor)
-    reason = _tma_obstacle(view)
-    if reason is None:
-        return view
-    logger.debug("%s %s is copied: %s", name, tuple(tensor.shape), reason)
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _tma_obstacle(tensor: torch.Tensor) -> str | None:
-    """Why a TMA tensor map cannot describe the tensor; None if it can."""
-    if tensor.data_ptr() % TMA_ALIGNMENT:
-        return f"its address is no multiple of {TMA_ALIGNMENT} bytes"
-    return _stride_obstacle(tensor.stride(), tensor.element_size())
-
-
-@lru_cache(maxsize=4096)
-def _stride_obstacle(strides: tuple[int, ...], size: int) -> str | None:
-    """Why these strides, of elements of `size` bytes, cannot stand in a TMA tensor map."""
-    for stride in strides[:-1]:
-        if (stride * size) % TMA_ALIGNMENT:
-            return f"its strides {strides} are no multiples of {TMA_ALIGNMENT} bytes"
-        if stride * size >= TMA_STRIDE_LIMIT:
-            return f"its strides {strides} reach 2^40 bytes"
-    return None
-
-
-def _with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements; dimensions of size 1, whose stride means nothing, get stride 0."""
-    strides = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
-    return tensor.as_strided(tensor.shape, [*strides[:-1], 1])
 
 
 @lru_cache

@@ -1,30 +1,38 @@
 """The argument block: every runtime value of a forward launch, in one small buffer.
 
 The compiled host function takes a pointer to it and reads what it needs. One pointer instead of
-some thirty arguments keeps a call cheap, since the DSL converts each argument in Python.
+some thirty arguments keeps a call cheap, and so does the order: what differs from call to call
+comes first, and what shapes, strides and options decide is packed once.
 """
 
 from __future__ import annotations
 
-import ctypes
+import struct
+from collections.abc import Mapping
 
+PER_CALL = (
+    *("q", "k", "v", "o", "lse"),  # addresses
+    "tile_counter",  # address of the counter of TileQueue (Hopper)
+    "num_ctas",  # of the persistent grid
+)
 SIZES = ("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_kv", "head_dim", "head_dim_v")
 INTEGERS = (
-    *("q", "k", "v", "o", "lse"),  # addresses
+    *PER_CALL,
     *SIZES,
     *(f"{tensor}_{axis}" for tensor in "qkvo" for axis in ("row", "head", "batch")),  # strides
     *("left", "right"),  # window
+    "lse_rows",  # seqlen_q; 0 where nobody asks for the LSE, and none is written
     "section",  # heads that share L2, see TileSchedule
-    "num_ctas",  # of the persistent grid
-    "tile_counter",  # address of the counter of TileQueue (Hopper)
 )
 NUMBERS = ("softmax_scale", "scale_log2", "softcap")  # see Scales
 
+# 64-bit fields throughout: INTEGERS as int64, then NUMBERS as double. Strides in elements.
+_REST = struct.Struct(f"={len(INTEGERS) - len(PER_CALL)}q{len(NUMBERS)}d")
 
-class ForwardArguments(ctypes.Structure):
-    """64-bit fields throughout: INTEGERS as int64, then NUMBERS as double. Strides in elements."""
+pack_per_call = struct.Struct(f"={len(PER_CALL)}q").pack
+"""(q, k, v, o, lse, tile_counter, num_ctas) -> the first bytes of a block."""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in INTEGERS),
-        *((name, ctypes.c_double) for name in NUMBERS),
-    )
+
+def pack_rest(values: Mapping[str, int | float]) -> bytes:
+    """The bytes of a block behind those of `pack_per_call`; `values` holds every other field."""
+    return _REST.pack(*(values[name] for name in (*INTEGERS[len(PER_CALL) :], *NUMBERS)))

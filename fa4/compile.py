@@ -7,6 +7,7 @@ Set FA4_CACHE_DIR to move the cache from ~/.cache/fa4.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -39,6 +40,10 @@ MODULES = (
 )
 
 
+HostFunction = Callable[[bytes, int], int]
+"""(argument block, CUDA stream) -> cudaError_t; the block is not kept."""
+
+
 @dataclass(frozen=True)
 class Artifacts:
     """What the compilers made of a plan."""
@@ -49,16 +54,36 @@ class Artifacts:
 
 
 @cache
-def compile_forward(plan: BasePlan, emulated: bool) -> Callable[..., None]:
-    """The host function of the plan's kernel: `function(block, stream)`.
+def compile_forward(plan: BasePlan, emulated: bool) -> HostFunction:
+    """The host function of the plan's kernel, compiled if it must be, its kernels loaded.
 
-    A module stays bound to where it was loaded, so there is one for each place. emulated: load and
-    call it inside `fa4.emulator.session`; otherwise outside of any, on a CUDA device.
+    What is loaded stays bound to where it was loaded, so there is one for each place. emulated:
+    load it inside `fa4.emulator.session` and call it inside `Hook.call`; otherwise outside of any
+    session, and it is loaded to all CUDA devices.
     """
+    function = load(plan)
+    function.to()
+    entry = c_interface(function.engine, function.function_name)
+    entry.owner = function  # unloads its kernels when it goes
+    return entry
+
+
+def load(plan: BasePlan) -> Callable[..., None]:
+    """The DSL's view of the plan's object file, which is made first if it is not there."""
     path = object_file(plan)
     if not path.exists():
         _compile_to(plan, path)
     return load_module(str(path))[ENTRY]
+
+
+def c_interface(engine: object, name: str) -> HostFunction:
+    """A host function in a JIT engine, called as C would: the DSL's own way costs microseconds.
+
+    MLIR gives `f` the symbol `_mlir_ciface_f`, which takes its arguments as C does. The DSL calls
+    it through one more, the `name` here, that unpacks an array of pointers to arguments.
+    """
+    address = engine.lookup(name.removeprefix("_mlir_"))
+    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p)(address)
 
 
 def object_file(plan: BasePlan) -> Path:

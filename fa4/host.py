@@ -156,10 +156,11 @@ class ForwardHost:
         )
 
     def _lse(self, read: ArgumentReader) -> cute.Tensor:
-        """(Sq, H, B) view of the contiguous (B, H, Sq)."""
+        """(Sq, H, B) view of the contiguous (B, H, Sq); without rows where no LSE is asked for."""
         rows, heads = read.int32("seqlen_q"), read.int32("heads_q")
         layout = cute.make_layout(
-            (rows, heads, read.int32("batch")), stride=(1, Int64(rows), Int64(rows) * heads)
+            (read.int32("lse_rows"), heads, read.int32("batch")),
+            stride=(1, Int64(rows), Int64(rows) * heads),
         )
         return cute.make_tensor(read.pointer("lse", Float32, 4), layout)
 

@@ -1,141 +1,178 @@
-"""Torch tensors -> arguments of the compiled host function -> a launch on their device."""
+"""Torch tensors -> arguments of the compiled host function -> a launch on their device.
+
+What shapes, strides and options decide is prepared once; a launch then fills in addresses.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
-import cuda.bindings.driver as cuda
+import cuda.bindings.runtime as cudart
 import torch
 
-from fa4.arguments import SIZES, ForwardArguments
-from fa4.compile import compile_forward
+from fa4.arguments import SIZES, pack_per_call, pack_rest
+from fa4.compile import HostFunction, compile_forward
 from fa4.emulator import BarrierLabel, Labels, current_session, session
-from fa4.host import argument_pointer
+from fa4.emulator.hook import the_hook
 from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
 from fa4.plan_hopper import HopperPlan
 from fa4.problem import Problem
+from fa4.tile_counter import TileCounters, tile_counters
+
+Strides = tuple[int, ...]
+Launch = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None
+]
 
 
-def forward(
+def prepare(
     problem: Problem,
     plan: BasePlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> None:
-    """Run attention into `out` and `lse`, on the current stream of a CUDA device or emulated.
+    strides: tuple[Strides, Strides, Strides, Strides],
+    device: torch.device,
+    with_lse: bool,
+) -> Launch:
+    """What runs attention: `launch(q, k, v, out, lse)`, on the current stream of a CUDA device or
+    emulated.
 
     Shapes: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), out (B, Sq, H, Dv), lse (B, H, Sq)
-    float32 and contiguous. Bases and all strides but the last (1) are multiples of 16 bytes.
+    float32 and contiguous, or None without `with_lse`: then none is written. `strides`, in
+    elements, are those of q, k, v and out; bases and all strides but the last (1) are multiples of
+    16 bytes. A launch checks none of this. Threads may share it.
 
-    Raises ValueError for CUDA tensors inside an emulator session: what is loaded there is bound to
-    the emulator for good, and would be launched on device addresses.
+    Compiles and loads the kernel of a CUDA device. Raises ValueError for CUDA tensors inside an
+    emulator session, here and at each launch: kernels run on host memory there.
     """
-    if q.device.type == "cuda" and current_session() is not None:
-        raise ValueError(
-            f"q is on {q.device} inside fa4.emulator.session(), where kernels run on host memory; "
-            "pass CPU tensors, or call outside of the session."
+    rest = _rest(problem, plan, strides, with_lse)
+    if device.type == "cpu":
+        return _EmulatedLaunch(plan, rest)
+    _refuse_session(device.index)
+    with torch.cuda.device(device):
+        return _NativeLaunch(
+            plan,
+            compile_forward(plan, emulated=False),
+            rest,
+            device.index,
+            torch.cuda.get_device_properties(device).multi_processor_count,
+            tile_counters(device) if isinstance(plan, HopperPlan) else None,
         )
-    strides = (q.stride(), k.stride(), v.stride(), out.stride())
-    block = ForwardArguments.from_buffer_copy(_template(problem, plan, strides))
-    block.q, block.k, block.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    block.o, block.lse = out.data_ptr(), lse.data_ptr()
-    if q.device.type == "cuda":
-        _launch_native(plan, block, q.device)
-    else:
-        _launch_emulated(plan, block, {"q": q, "k": k, "v": v, "o": out, "lse": lse})
 
 
-def _launch_native(plan: BasePlan, block: ForwardArguments, device: torch.device) -> None:
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            _launch_native(plan, block, device)
-        return
-    kernel = _native_kernel(plan, device)
-    # the raw handle costs a tenth of torch.cuda.current_stream
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    block.num_ctas = kernel.num_sms
-    if isinstance(plan, HopperPlan):
-        block.tile_counter = _counter(device, stream).data_ptr()
-    kernel(block, stream)
+@dataclass(frozen=True, slots=True)
+class _NativeLaunch:
+    """The warm path: what it can know before, it knows.
 
+    The torch._C functions are those behind torch.cuda.current_device and current_stream, at a tenth
+    of the price.
+    """
 
-class _Call(ctypes.Structure):
-    """What the host function's two arguments point at."""
-
-    _fields_ = (("block", ctypes.c_void_p), ("stream", ctypes.c_void_p))
-
-
-@dataclass(frozen=True)
-class _NativeKernel:
-    """The host function, called without the DSL's conversion of arguments: half of the overhead."""
-
-    executor: object
+    plan: BasePlan
+    entry: HostFunction
+    rest: bytes
+    device: int
     num_sms: int
+    counters: TileCounters | None
 
-    def __call__(self, block: ForwardArguments, stream: int) -> None:
-        call = _Call(ctypes.addressof(block), stream)
-        first = ctypes.addressof(call)
-        self.executor.run_compiled_program([first, first + ctypes.sizeof(ctypes.c_void_p)])
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        if current_session() is not None:
+            _refuse_session(self.device)
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                self(q, k, v, out, lse)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        block = pack_per_call(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            self.counters.address(stream) if self.counters else 0,
+            self.num_sms,
+        )
+        _check(self.entry(block + self.rest, stream), self.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _EmulatedLaunch:
+    """Launches in the innermost open session, or in one of its own with the default schedule."""
+
+    plan: BasePlan
+    rest: bytes
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        plan, counter = self.plan, _emulated_counter()
+        tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse, "tile_counter": counter}
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
+        memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        with ExitStack() as stack:
+            here = current_session() or stack.enter_context(session(arch=plan.arch))
+            stack.enter_context(here.lend(memory, labels(plan)))
+            stack.enter_context(the_hook().call())
+            block = pack_per_call(*addresses, here.device.num_sms) + self.rest
+            _check(compile_forward(plan, emulated=True)(block, 0), plan)
+
+
+def _check(error: int, plan: BasePlan) -> None:
+    if error:
+        name = cudart.cudaError_t(error).name
+        raise RuntimeError(f"The launch of {plan.name} failed with {name}.")
+
+
+def _refuse_session(device: int) -> None:
+    if current_session() is not None:
+        raise ValueError(
+            f"q is on cuda:{device} inside fa4.emulator.session(), where kernels run on host "
+            "memory; pass CPU tensors, or call outside of the session."
+        )
 
 
 @cache
-def _native_kernel(plan: BasePlan, device: torch.device) -> _NativeKernel:
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return _NativeKernel(compile_forward(plan, emulated=False).to(device.index), num_sms)
+def _emulated_counter() -> torch.Tensor:
+    """One for all launches: emulated ones do not overlap, and each must leave a zero behind."""
+    return torch.zeros(1, dtype=torch.int32)
 
 
-def _launch_emulated(
-    plan: BasePlan, block: ForwardArguments, tensors: dict[str, torch.Tensor]
-) -> None:
-    """In the innermost open session, or in one of its own with the default schedule."""
-    if isinstance(plan, HopperPlan):
-        tensors["tile_counter"] = _counter(tensors["q"].device, 0)
-        block.tile_counter = tensors["tile_counter"].data_ptr()
-    with ExitStack() as stack:
-        here = current_session() or stack.enter_context(session(arch=plan.arch))
-        stack.enter_context(here.lend(tensors, labels(plan)))
-        block.num_ctas = here.device.num_sms
-        compile_forward(plan, emulated=True)(_pointer(block), cuda.CUstream(0))
-
-
-@lru_cache(maxsize=4096)
-def _template(problem: Problem, plan: BasePlan, strides: tuple[tuple[int, ...], ...]) -> bytes:
-    """The argument block of a call but for addresses and the size of the grid."""
-    block = ForwardArguments()
+def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...], with_lse: bool) -> bytes:
+    """The argument block of a launch but for what differs from call to call."""
+    values = {size: getattr(problem, size) for size in SIZES}
     for name, (batch, row, head, _) in zip("qkvo", strides, strict=True):
-        for axis, stride in (("batch", batch), ("row", row), ("head", head)):
-            setattr(block, f"{name}_{axis}", stride)
-    for size in SIZES:
-        setattr(block, size, getattr(problem, size))
-    block.left = problem.window_left or 0  # read only when the plan has the bound
-    block.right = problem.window_right or 0
-    block.section = heads_per_section(problem, plan)
+        values |= {f"{name}_batch": batch, f"{name}_row": row, f"{name}_head": head}
     # with softcap the kernel's scores are tanh(scale q.k / cap), still to be multiplied by the cap
     cap = problem.softcap or 1.0
     scale = cap if problem.softcap else problem.scale
-    block.softmax_scale = scale
-    block.scale_log2 = scale * math.log2(math.e)
-    block.softcap = problem.scale / cap
-    return bytes(block)
-
-
-@cache
-def _counter(device: torch.device, stream: int) -> torch.Tensor:
-    """A zero that every launch leaves behind as a zero; one per stream, as launches overlap."""
-    return torch.zeros(1, dtype=torch.int32, device=device)
-
-
-def _pointer(arguments: ForwardArguments) -> object:
-    return argument_pointer(ctypes.addressof(arguments))
+    return pack_rest(
+        values
+        | {
+            "left": problem.window_left or 0,  # read only when the plan has the bound
+            "right": problem.window_right or 0,
+            "lse_rows": problem.seqlen_q if with_lse else 0,
+            "section": heads_per_section(problem, plan),
+            "softmax_scale": scale,
+            "scale_log2": scale * math.log2(math.e),
+            "softcap": problem.scale / cap,
+        }
+    )
 
 
 def heads_per_section(problem: Problem, plan: BasePlan) -> int:

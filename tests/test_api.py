@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fa4
-from fa4 import api, emulator, reference
+from fa4 import addressing, api, emulator, reference
 from fa4.plan import plan_forward
 from fa4.problem import example_problem
 
@@ -20,18 +20,29 @@ from fa4.problem import example_problem
 class Launches(list):
     """Stand-in for `fa4.launch`: keeps (problem, plan, q, k, v, out, lse) of every launch."""
 
-    def forward(self, problem, plan, q, k, v, out, lse):
-        self.append(SimpleNamespace(problem=problem, plan=plan, q=q, k=k, v=v, out=out, lse=lse))
-        expected = reference.attention(problem, q, k, v)
-        out.copy_(expected[0])
-        lse.copy_(expected[1])
+    def prepare(self, problem, plan, strides, device, with_lse):
+        def launch(q, k, v, out, lse):
+            assert strides == (q.stride(), k.stride(), v.stride(), out.stride())
+            assert {t.device for t in (q, k, v, out)} == {device}
+            assert (lse is not None) == with_lse
+            self.append(
+                SimpleNamespace(problem=problem, plan=plan, q=q, k=k, v=v, out=out, lse=lse)
+            )
+            expected = reference.attention(problem, q, k, v)
+            out.copy_(expected[0])
+            if with_lse:
+                lse.copy_(expected[1])
+
+        return launch
 
 
 @pytest.fixture
 def launches(monkeypatch):
     recorded = Launches()
     monkeypatch.setattr(api, "_launcher", lambda: recorded)
-    return recorded
+    api._prepare.cache_clear()
+    yield recorded
+    api._prepare.cache_clear()
 
 
 def tensors(shape=(2, 8, 4, 64), kv=(2, 16, 2, 64), v_dim=None, dtype=torch.bfloat16):
@@ -221,7 +232,7 @@ def test_a_stride_of_two_to_the_40_bytes_is_an_obstacle():
     far = torch.empty_strided(
         (2, 1, 1, 64), (2**39, 64, 64, 1), dtype=torch.bfloat16, device="meta"
     )
-    assert "2^40" in api._tma_obstacle(
+    assert "2^40" in addressing.tma_obstacle(
         SimpleNamespace(stride=far.stride, element_size=far.element_size, data_ptr=q.data_ptr)
     )
 
@@ -293,3 +304,32 @@ def test_only_devices_that_a_kernel_was_made_for_are_native(monkeypatch, capabil
         with pytest.raises(NotImplementedError, match=supported):
             api.native_arch(device)
     api.native_arch.cache_clear()
+
+
+def test_a_second_call_is_prepared_already(launches, monkeypatch):
+    q, k, v = tensors()
+    first = fa4.flash_attn_func(q, k, v, causal=True)
+    monkeypatch.setattr(api, "_resolve", None)
+    q2, k2, v2 = (t.clone() for t in (q, k, v))
+    assert torch.equal(fa4.flash_attn_func(q2, k2, v2, causal=True), first)
+    assert [launches[1].q.data_ptr(), launches[0].q.data_ptr()] == [q2.data_ptr(), q.data_ptr()]
+    assert launches[0].out.data_ptr() != launches[1].out.data_ptr()
+
+
+def test_what_was_prepared_once_is_still_checked(launches):
+    """Each of these calls differs from the one before only in what the cache might overlook."""
+    q, k, v = tensors((2, 8, 2, 64))
+    fa4.flash_attn_func(q, k, v, causal=True, window_size=(1, 0))
+    with pytest.raises(TypeError, match="causal is 1"):
+        fa4.flash_attn_func(q, k, v, causal=1, window_size=(1, 0))
+    with pytest.raises(TypeError, match="window_left is True"):
+        fa4.flash_attn_func(q, k, v, causal=True, window_size=(True, 0))
+    with pytest.raises(TypeError, match=r"window_left is 1\.0"):
+        fa4.flash_attn_func(q, k, v, causal=True, window_size=(1.0, 0))
+    with pytest.raises(NotImplementedError, match="v requires a gradient"):
+        fa4.flash_attn_func(q, k, v.requires_grad_(), causal=True, window_size=(1, 0))
+    flat = torch.randn(q.numel() + 1).bfloat16()
+    fa4.flash_attn_func(flat[1:].view(q.shape), k, v.detach(), causal=True, window_size=(1, 0))
+    assert legal(launches[-1].q)
+    assert torch.equal(launches[-1].q, flat[1:].view(q.shape))
+    assert len(launches) == 2

@@ -24,7 +24,11 @@ MAX_NOTE = 400  # characters of an error
 @dataclass
 class Outcome:
     """One implementation in one cell. Times are medians: of graph replays per launch (`ms`), and
-    of eager calls on the device and on the host."""
+    of eager calls on the device and on the host.
+
+    `host_us` is the mean of few calls behind a synchronize and the other implementations, whose
+    first finds cold caches: two to three times that of calls in a loop, see `bench overhead`.
+    """
 
     status: str = LEFT
     note: str = "not reached"  # why the status is not ok

@@ -42,6 +42,7 @@ from fa4.emulator.cuda_runtime import RETURN_ZERO, EmulatedRuntime, RawLaunch
 from fa4.emulator.keep import keep_ptx
 from fa4.emulator.link import Linker, bind, emulated_name
 from fa4.emulator.patching import environment, replaced
+from fa4.emulator.sessions import open_sessions
 from fa4.emulator.shim import Shim
 from fa4.emulator.tensors import Arguments, CudaView, is_on_cpu, refuse_cuda
 
@@ -55,7 +56,7 @@ class Hook:
     """
 
     def __init__(self) -> None:
-        self.sessions: list[object] = []
+        self.sessions = open_sessions
         self.arguments = Arguments()
         self.runtime = EmulatedRuntime(self._launch, self._attribute)
         callbacks = self.runtime.callbacks()

@@ -16,16 +16,17 @@ from types import FunctionType
 
 _TWIN = "_fa4_emulated_twin"
 _PREFIX = "fa4"
+LETTER = "9"  # of the emulator's names; another runtime in the same process needs its own
 _TARGET = "__i_target_func"  # the global through which a TVM-FFI keyword wrapper calls its target
 _SHT_SYMTAB = 2
 
 
-def emulated_name(name: str) -> str:
+def emulated_name(name: str, letter: str = LETTER) -> str:
     """Name of a runtime function in a redirected object: of the same length, so in place."""
-    return "9" + name[1:]
+    return letter + name[1:]
 
 
-def redirect(image: bytes, names: Iterable[str]) -> bytes:
+def redirect(image: bytes, names: Iterable[str], letter: str = LETTER) -> bytes:
     """The ELF object with its references to `names` changed to `emulated_name`."""
     if image[:5] != b"\x7fELF\x02":
         raise ValueError("expected a 64-bit ELF object: the emulator loads .o files only")
@@ -38,7 +39,7 @@ def redirect(image: bytes, names: Iterable[str]) -> bytes:
             start, length = headers[header[6]][4:6]  # sh_link names the symbols' string table
             strings = bytes(changed[start : start + length])
             for name in names:
-                old, new = name.encode() + b"\0", emulated_name(name).encode() + b"\0"
+                old, new = name.encode() + b"\0", emulated_name(name, letter).encode() + b"\0"
                 strings = strings.replace(old, new)
             changed[start : start + length] = strings
     return bytes(changed)

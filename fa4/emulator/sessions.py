@@ -198,11 +198,11 @@ def session(
     return Session(schedule, seed, arch, labels, device)
 
 
+open_sessions: list[Session] = []  # innermost last; the hook opens and closes them
+
+
 def current_session() -> Session | None:
     """The innermost open session of this process."""
-    from fa4.emulator.hook import the_hook
-
-    open_sessions = the_hook().sessions
     return open_sessions[-1] if open_sessions else None
 
 

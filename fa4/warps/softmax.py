@@ -106,7 +106,7 @@ class Softmax:
             smem.total[x.thread, x.tile] = row.total
             pipes.total_written.commit(x.tile)
             total_phase ^= 1
-            if query < work.visibility.seqlen_q:
+            if query < mLSE.shape[0]:
                 mLSE[query, tile.head, tile.batch] = log_sum_exp(row, scales.softmax)
 
     @cute.jit

@@ -162,7 +162,8 @@ def test_fault_09_offsets_beyond_two_to_the_31_elements(which):
     lse = torch.empty(1, 2, 5)
     problem = problem_of(q, k, v)
     plan = api.plan_forward(problem)
-    launch.forward(problem, plan, *tensors.values(), lse)
+    strides = tuple(tensor.stride() for tensor in tensors.values())
+    launch.prepare(problem, plan, strides, q.device, True)(*tensors.values(), lse)
     assert torch.equal(tensors["out"], expected[0])
     assert torch.equal(lse, expected[1])
 
