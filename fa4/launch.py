@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,6 +18,7 @@ import torch
 from fa4.arguments import SIZES, pack_per_call, pack_rest
 from fa4.compile import HostFunction, compile_forward
 from fa4.emulator import BarrierLabel, Labels, current_session, session
+from fa4.emulator.errors import EmulatorError
 from fa4.emulator.hook import the_hook
 from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
@@ -126,6 +128,7 @@ class _EmulatedLaunch:
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
         memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         with ExitStack() as stack:
+            stack.enter_context(_zero_if_aborted(counter))
             here = current_session() or stack.enter_context(session(arch=plan.arch))
             stack.enter_context(here.lend(memory, labels(plan)))
             stack.enter_context(the_hook().call())
@@ -145,6 +148,16 @@ def _refuse_session(device: int) -> None:
             f"q is on cuda:{device} inside fa4.emulator.session(), where kernels run on host "
             "memory; pass CPU tensors, or call outside of the session."
         )
+
+
+@contextmanager
+def _zero_if_aborted(counter: torch.Tensor) -> Iterator[None]:
+    """A launch that does not end leaves its count behind, and the next one would skip tiles."""
+    try:
+        yield
+    except EmulatorError:
+        counter.zero_()
+        raise
 
 
 @cache

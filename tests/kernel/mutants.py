@@ -5,22 +5,28 @@ nothing else), so that the instruction can be found again; the shipped kernel ha
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import cutlass.cute as cute
 import torch
 
-import fa4
 from fa4 import compile as compilation
-from fa4 import emulator
+from fa4 import emulator, launch
 from fa4.emulator.engines import Engines
 from fa4.emulator.errors import EmulatorError
 from fa4.emulator.machine import Cluster
 from fa4.emulator.program import Program
+from fa4.pipeline.check import Ledger
 from fa4.pipeline.pipes import Pipe
+from fa4.plan import plan_forward
+from fa4.plan_base import BasePlan
+from fa4.plan_hopper import HopperTuning
+from fa4.problem import Problem, default_scale, example_problem
+from tests.kernel.frozen import jump
 
 CORE_LAST = "core last"  # a schedule beside those of the emulator, see tensor_core_last
 ACTIONS = ("wait", "acquire", "expect", "commit", "release")
@@ -49,14 +55,14 @@ class Site:
 
 @contextmanager
 def marked_sites() -> Iterator[None]:
-    """Compile kernels with a comment in front of every action."""
-    counts: dict[tuple[str, str], int] = {}
+    """Compile kernels with a comment in front of every action; each trace has its own ledger."""
+    counts: Counter[tuple[Ledger, str, str]] = Counter()
 
     def marked(action: str, original: object) -> object:
         def call(pipe: Pipe, *args: object) -> object:
-            key = (pipe.edge.name, action)
-            counts[key] = counts.get(key, 0) + 1
-            cute.arch.inline_ptx(Site(*key, counts[key] - 1).mark)
+            key = (pipe.ledger, pipe.edge.name, action)
+            cute.arch.inline_ptx(Site(*key[1:], counts[key]).mark)
+            counts[key] += 1
             return original(pipe, *args)
 
         return call
@@ -92,24 +98,31 @@ def without(ptx: str, site: Site) -> str:
 
 
 Tensors = tuple[torch.Tensor, ...]
+Order = tuple[str, int]  # kind of schedule, seed
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, its plan, and q, k, v."""
+
+    problem: Problem
+    plan: BasePlan
+    inputs: Tensors
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A marked kernel, problems that wrap every edge several times, and the right answers."""
+    """Cases that share their sites and wrap every edge several times, and the right answers."""
 
-    arch: str
-    problems: tuple[Tensors, ...]
+    cases: tuple[Case, ...]
     ptx: str
     answers: tuple[Tensors, ...]
 
-    def verdict(self, site: Site, schedule: str, seed: int) -> str:
+    def verdict(self, site: Site, order: Order) -> str:
         """What a run without the site's instruction shows: "" when nothing."""
-        for inputs, answer in zip(self.problems, self.answers, strict=True):
+        for case, answer in zip(self.cases, self.answers, strict=True):
             try:
-                *results, _ = run(
-                    self.arch, inputs, (schedule, seed), lambda ptx: without(ptx, site)
-                )
+                *results, _ = run(case, order, lambda ptx: without(ptx, site))
             except EmulatorError as error:
                 return type(error).__name__
             if not all(a.equal(b) for a, b in zip(results, answer, strict=True)):
@@ -117,33 +130,59 @@ class Experiment:
         return ""
 
 
-def experiment(arch: str) -> Experiment:
-    """d128, causal, two heads, one SM: four tiles of several blocks, and four of a single one.
+def experiment(kernel: str) -> Experiment:
+    """The undisturbed runs of a kernel's cases."""
+    cases = tuple(CASES[kernel])
+    runs = [run(case, ("early", 0), lambda ptx: ptx) for case in cases]
+    return Experiment(cases, runs[0][2], tuple(results[:2] for results in runs))
+
+
+def causal(arch: str, rows: int, keys: int, heads: int = 2) -> Case:
+    """d128, causal, all heads on one of keys and values.
 
     Blocks are taken from the last to the first, and keys grow towards the first: rows rescale O
     at almost every block.
     """
-    problems = tuple(_draw(rows, keys) for rows, keys in ((300, 640), (300, 100)))
-    runs = [run(arch, inputs, ("early", 0), lambda ptx: ptx) for inputs in problems]
-    return Experiment(arch, problems, runs[0][2], tuple(results[:2] for results in runs))
+    return _case(arch, (rows, keys, heads), causal=True)
 
 
-def _draw(rows: int, keys: int) -> Tensors:
+def windowed(rows: int, keys: int, left: int) -> Case:
+    """The same on Hopper, where rows see their own key and `left` before."""
+    return _case("sm_90a", (rows, keys, 2), window_left=left, window_right=0)
+
+
+def done_again(case: Case) -> Case:
+    """The case with all tiles of the first rows done a second time."""
+    return replace(case, inputs=jump(case.inputs, 200, slice(0, 30)))
+
+
+def _case(arch: str, sizes: tuple[int, int, int], **mask: object) -> Case:
+    rows, keys, heads = sizes
+    problem = example_problem(128, seqlen_q=rows, seqlen_k=keys, heads_q=heads, **mask)
+    problem = replace(problem, scale=default_scale(128))
     generator = torch.Generator().manual_seed(3)
 
     def draw(length: int, heads: int) -> torch.Tensor:
         return torch.randn(1, length, heads, 128, generator=generator)
 
     growth = torch.linspace(6.0, 0.5, keys).reshape(1, keys, 1, 1)
-    q, k, v = draw(rows, 2), draw(keys, 1) * growth, draw(keys, 1)
-    return tuple(t.to(torch.bfloat16) for t in (q, k, v))
+    q, k, v = draw(rows, heads), draw(keys, 1) * growth, draw(keys, 1)
+    inputs = tuple(t.to(torch.bfloat16) for t in (q, k, v))
+    return Case(problem, plan_forward(problem, arch), inputs)
+
+
+def tuned(case: Case, *tuning: object) -> Case:
+    """The case with a tuning of Hopper that its number of blocks is made for."""
+    return replace(case, plan=replace(case.plan, tuning=HopperTuning(*tuning)))
 
 
 def run(
-    arch: str, inputs: Tensors, order: tuple[str, int], rewrite: Callable[[str], str]
+    case: Case, order: Order, rewrite: Callable[[str], str]
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Causal attention with the kernel's PTX rewritten; returns O, LSE and the PTX before."""
+    """Attention on one SM with the kernel's PTX rewritten; returns O, LSE and the PTX before."""
     seen, original, (schedule, seed) = [], Program.from_ptx, order
+    q, k, v = case.inputs
+    out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:3], torch.nan).mT.contiguous()
 
     def rewritten(ptx: str, entry: str) -> Program:
         seen.append(ptx)
@@ -151,17 +190,18 @@ def run(
 
     with (
         mock.patch.object(Program, "from_ptx", staticmethod(rewritten)),
-        mock.patch.dict("os.environ", {"FA4_EMULATE_ARCH": arch}),
         nothing_after_exit(),
         tensor_core_last() if schedule == CORE_LAST else nullcontext(),
         emulator.session(
             schedule="late" if schedule == CORE_LAST else schedule,
             seed=seed,
-            arch=arch,
+            arch=case.plan.arch,
             num_sms=1,
         ),
     ):
-        out, lse = fa4.flash_attn_func(*inputs, causal=True, return_lse=True)
+        launch._emulated_counter().zero_()  # a broken kernel may leave it at any number
+        strides = tuple(tensor.stride() for tensor in (q, k, v, out))
+        launch.prepare(case.problem, case.plan, strides, q.device, True)(q, k, v, out, lse)
     return out, lse, seen[-1]
 
 
@@ -204,3 +244,24 @@ def separate_cache(folder: str) -> Iterator[None]:
         compilation.compile_forward.cache_clear()
         yield
     compilation.compile_forward.cache_clear()
+
+
+# By kernel; one SM, so that its CTA takes all tiles. Those of Hopper have a tuning that the numbers
+# of blocks are made for: see test_load_bearing.py.
+TWO_BUFFERS, ONE_BUFFER = (2, 64, 4, 2, (240, 24)), (2, 64, 2, 1, (240, 24))
+CASES = {
+    "sm_100a": (causal("sm_100a", 300, 640), causal("sm_100a", 300, 100)),
+    "sm_90a": tuple(
+        tuned(case, *TWO_BUFFERS)
+        for case in (
+            done_again(causal("sm_90a", 200, 448, heads=1)),
+            causal("sm_90a", 300, 100),
+            causal("sm_90a", 128, 256),
+            windowed(256, 448, 192),
+        )
+    ),
+    "sm_90a one Q buffer": tuple(
+        tuned(case, *ONE_BUFFER)
+        for case in (done_again(causal("sm_90a", 200, 448, heads=1)), windowed(256, 448, 64))
+    ),
+}

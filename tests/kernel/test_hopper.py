@@ -1,6 +1,4 @@
-"""The Hopper kernel in the emulator: right answers, frozen references, any schedule."""
-
-import math
+"""The Hopper kernel in the emulator: right answers, frozen references."""
 
 import pytest
 import torch
@@ -8,8 +6,7 @@ import torch
 import fa4
 from fa4 import emulator, reference
 from tests.asked import problem_of
-
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from tests.kernel.frozen import Tensors, jump
 
 MASKS = {
     "full": {},
@@ -32,11 +29,9 @@ def draw(lengths: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype) ->
     return q, k, v
 
 
-def attend(
-    inputs: Tensors, schedule: str = "early", seed: int = 0, **options: object
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(inputs: Tensors, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
     """On two SMs, so that a CTA takes several tiles from the counter."""
-    with emulator.session(schedule=schedule, seed=seed, arch="sm_90a", num_sms=2):
+    with emulator.session(arch="sm_90a", num_sms=2):
         return fa4.flash_attn_func(*inputs, return_lse=True, **options)
 
 
@@ -64,17 +59,6 @@ def test_lengths(lengths: tuple[int, int], mask: str) -> None:
     check(inputs, *attend(inputs, **MASKS[mask]), **MASKS[mask])
 
 
-def jump(inputs: Tensors, bits: int, rows: slice) -> Tensors:
-    """P of the first key, for these rows, 2^bits above a reference from the last keys.
-
-    Channel 0 of the queries is 1, and of the first key what makes scale * score = bits * ln 2.
-    """
-    q, k, v = (t.clone() for t in inputs)
-    q[:, rows, :, 0] = 1.0
-    k[:, 0, :, 0] = bits * math.log(2.0) * q.shape[3] ** 0.5
-    return q, k, v
-
-
 @pytest.mark.parametrize("bits", [5, 50, 95, 100, 105, 127, 129, 300])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_reference_that_a_later_score_overtakes(bits: int, mask: str) -> None:
@@ -85,8 +69,7 @@ def test_reference_that_a_later_score_overtakes(bits: int, mask: str) -> None:
 
 def test_alternating_tiles_are_done_again() -> None:
     inputs = draw((900, 300), (128, 128), torch.bfloat16)
-    for start in (0, 384):
-        inputs = jump(inputs, 200, slice(start, start + 128))
+    inputs = jump(inputs, 200, *(slice(start, start + 128) for start in (0, 384)))
     check(inputs, *attend(inputs))
 
 
@@ -107,14 +90,3 @@ def test_first_block_hidden_by_minus_infinity() -> None:
     visible = q, k[:, :-64], v[:, :-64]
     out, lse = attend((q, k, v))
     check(visible, out, lse)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "seed"),
-    [("late", 0), *((kind, seed) for kind in ("random", "priority") for seed in range(8))],
-)
-def test_same_bits(schedule: str, seed: int) -> None:
-    inputs = jump(draw((500, 420), (64, 64), torch.bfloat16), 150, slice(0, 40))
-    expected = attend(inputs, causal=True)
-    got = attend(inputs, schedule, seed, causal=True)
-    assert all(a.equal(b) for a, b in zip(got, expected, strict=True))

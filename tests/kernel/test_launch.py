@@ -13,6 +13,7 @@ import torch
 from fa4 import emulator, launch
 from fa4.arguments import INTEGERS, NUMBERS
 from fa4.compile import c_interface
+from fa4.emulator.errors import EmulatorError
 from fa4.plan import plan_forward
 from fa4.problem import example_problem
 from fa4.tile_counter import TileCounters
@@ -211,3 +212,21 @@ def test_bytes_are_passed_to_c_whole() -> None:
     block = struct.pack("=3q", 1, 0, -1)
     assert c_interface(engine, "_mlir_x_ciface_f")(block, 2**63 + 5) == 3
     assert copies == [(block, 2**63 + 5)]
+
+
+def test_an_aborted_launch_leaves_no_count_behind() -> None:
+    """Hopper's tiles are counted in memory that launches share; a nonzero start would skip some."""
+    tensors = [torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16) for _ in "qkvo"]
+
+    def aborted(*_: object) -> None:
+        launch._emulated_counter().add_(5)
+        raise EmulatorError("aborted")
+
+    plan = plan_forward(PROBLEM, "sm_90a")
+    run = launch.prepare(PROBLEM, plan, STRIDES, torch.device("cpu"), True)
+    with (
+        mock.patch.object(launch, "compile_forward", return_value=aborted),
+        pytest.raises(EmulatorError),
+    ):
+        run(*tensors, torch.zeros(1, 1, 8))
+    assert launch._emulated_counter().item() == 0

@@ -1,6 +1,6 @@
-"""The forward matrix: the compiled kernel in the emulator against the float32 oracle.
+"""The forward matrix: the compiled kernels in the emulator against the float32 oracle.
 
-`make test` draws eight cases of each compiled kernel, `make test-full` runs all.
+`make test` runs 320 cases of Blackwell and 224 of Hopper, `make test-full` all 6144.
 """
 
 import pytest
@@ -18,7 +18,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_forward_agrees_with_float32(case):
+def test_forward_agrees_with_float32(case, monkeypatch):
+    monkeypatch.setenv("FA4_EMULATE_ARCH", case.arch)
     inputs = case.inputs()
     out, lse = fa4.flash_attn_func(*inputs, **case.options, return_lse=True)
     agreement = reference.compare(problem_of(*inputs, **case.options), inputs, out, lse)
