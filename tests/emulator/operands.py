@@ -44,3 +44,11 @@ def bf16(values):
 
 def random_bf16(rows, k, seed):
     return bf16(np.random.default_rng(seed).standard_normal((rows, k)))
+
+
+def product(m, n, swizzle=3, majors=(0, 0)):
+    """Random bf16 A (m, 16) and B (n, 16): the bytes of both, the strides of both, and A B^T."""
+    (a_bits, a), (b_bits, b) = random_bf16(m, 16, 1), random_bf16(n, 16, 2)
+    a_memory, *a_strides = layout(a_bits, swizzle, majors[0])
+    b_memory, *b_strides = layout(b_bits, swizzle, majors[1])
+    return (a_memory, b_memory), (a_strides, b_strides), a @ b.T

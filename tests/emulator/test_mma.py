@@ -6,7 +6,7 @@ import pytest
 from fa4.emulator.errors import DescriptorError, TensorMemoryError, UnsupportedInstruction
 from fa4.emulator.formats import E4M3, E5M2
 from fa4.emulator.program import Schedule
-from tests.emulator.operands import layout, random_bf16
+from tests.emulator.operands import layout, product, random_bf16
 from tests.emulator.ptx_kernels import KINDS, aligned, run, wait
 
 A_PLACE, B_PLACE = 1024, 1024 + 32768  # offsets in dynamic shared memory
@@ -17,6 +17,14 @@ def descriptor(offset, leading, stride, swizzle):
     start = (1024 + offset) >> 4  # dynamic memory starts behind 1 KB of the system
     value = start | leading >> 4 << 16 | stride >> 4 << 32 | 1 << 46
     return value | WIDTH[swizzle] << 61
+
+
+def places(strides, swizzle=3):
+    """Descriptors of A and B."""
+    return (
+        descriptor(A_PLACE, *strides[0], swizzle),
+        descriptor(B_PLACE, *strides[1], swizzle),
+    )
 
 
 def instruction(m, n, a=1, b=1, d=1, negate=0, a_mn=0, b_mn=0):
@@ -98,17 +106,10 @@ def mma(kind, a, b, idesc, accumulate="0", pair=1):
 @pytest.mark.parametrize("a_mn", [0, 1])
 @pytest.mark.parametrize("swizzle", [0, 1, 2, 3])
 def test_layouts(swizzle, a_mn, b_mn):
-    (a_bits, a), (b_bits, b) = random_bf16(128, 16, 1), random_bf16(64, 16, 2)
-    a_memory, *a_strides = layout(a_bits, swizzle, a_mn)
-    b_memory, *b_strides = layout(b_bits, swizzle, b_mn)
-    issue = mma(
-        "f16",
-        descriptor(A_PLACE, *a_strides, swizzle),
-        descriptor(B_PLACE, *b_strides, swizzle),
-        instruction(128, 64, a_mn=a_mn, b_mn=b_mn),
-    )
-    out = execute([(a_memory, b_memory)], issue)[0].view(np.float32)
-    np.testing.assert_allclose(out[:64], b @ a.T, rtol=1e-5, atol=1e-5)
+    memory, strides, expected = product(128, 64, swizzle, (a_mn, b_mn))
+    issue = mma("f16", *places(strides, swizzle), instruction(128, 64, a_mn=a_mn, b_mn=b_mn))
+    out = execute([memory], issue)[0].view(np.float32)
+    np.testing.assert_allclose(out[:64], expected.T, rtol=1e-5, atol=1e-5)
     assert np.isnan(out[64:]).all()
 
 
@@ -133,14 +134,10 @@ def test_formats(name):
         values = [c.astype(np.float32) for c in codes]
         if size == 4:
             values = [(v.view(np.uint32) & 0xFFFFE000).view(np.float32) for v in values]
-    memories = [layout(c, 1) for c in codes]
-    issue = mma(
-        kind,
-        descriptor(A_PLACE, *memories[0][1:], 1),
-        descriptor(B_PLACE, *memories[1][1:], 1),
-        instruction(128, 32, a_format, b_format),
-    )
-    out = execute([(memories[0][0], memories[1][0])], issue)[0].view(np.float32)
+    (a_memory, *a_strides), (b_memory, *b_strides) = (layout(c, 1) for c in codes)
+    where = places((a_strides, b_strides), 1)
+    issue = mma(kind, *where, instruction(128, 32, a_format, b_format))
+    out = execute([(a_memory, b_memory)], issue)[0].view(np.float32)
     expected = values[1].astype(np.float64) @ values[0].astype(np.float64).T
     np.testing.assert_allclose(out[:32], expected, rtol=1e-5, atol=1e-4)
 
@@ -148,44 +145,31 @@ def test_formats(name):
 def test_integers():
     generator = np.random.default_rng(4)
     a, b = (generator.integers(-128, 128, (r, 32)).astype(np.int8) for r in (128, 16))
-    memories = [layout(c, 1) for c in (a, b)]
-    places = (
-        descriptor(A_PLACE, *memories[0][1:], 1),
-        descriptor(B_PLACE, *memories[1][1:], 1),
-        instruction(128, 16, 1, 1, d=2),
-    )
-    issue = mma("i8", *places) + mma("i8", *places, accumulate="1")
-    out = execute([(memories[0][0], memories[1][0])], issue)[0].view(np.int32)
+    (a_memory, *a_strides), (b_memory, *b_strides) = (layout(c, 1) for c in (a, b))
+    what = (*places((a_strides, b_strides), 1), instruction(128, 16, 1, 1, d=2))
+    issue = mma("i8", *what) + mma("i8", *what, accumulate="1")
+    out = execute([(a_memory, b_memory)], issue)[0].view(np.int32)
     np.testing.assert_array_equal(out[:16], 2 * (b.astype(np.int32) @ a.astype(np.int32).T))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_accumulation_negation_and_order(kind):
-    (a_bits, a), (b_bits, b) = random_bf16(128, 16, 1), random_bf16(64, 16, 2)
-    a_memory, *a_strides = layout(a_bits, 3)
-    b_memory, *b_strides = layout(b_bits, 3)
-    places = descriptor(A_PLACE, *a_strides, 3), descriptor(B_PLACE, *b_strides, 3)
-    issue = mma("f16", *places, instruction(128, 64))
-    issue += mma("f16", *places, instruction(128, 64), accumulate="1")
-    issue += mma("f16", *places, instruction(128, 64, negate=1), accumulate="1")
-    out = execute([(a_memory, b_memory)], issue, kind=kind)[0].view(np.float32)
-    np.testing.assert_allclose(out[:64], b @ a.T, rtol=1e-5, atol=1e-5)
+    memory, strides, expected = product(128, 64)
+    where = places(strides)
+    issue = mma("f16", *where, instruction(128, 64))
+    issue += mma("f16", *where, instruction(128, 64), accumulate="1")
+    issue += mma("f16", *where, instruction(128, 64, negate=1), accumulate="1")
+    out = execute([memory], issue, kind=kind)[0].view(np.float32)
+    np.testing.assert_allclose(out[:64], expected.T, rtol=1e-5, atol=1e-5)
 
 
 def test_64_rows_lie_in_every_other_16_lanes():
-    (a_bits, a), (b_bits, b) = random_bf16(64, 16, 1), random_bf16(24, 16, 2)
-    a_memory, *a_strides = layout(a_bits, 3)
-    b_memory, *b_strides = layout(b_bits, 3)
-    issue = mma(
-        "f16",
-        descriptor(A_PLACE, *a_strides, 3),
-        descriptor(B_PLACE, *b_strides, 3),
-        instruction(64, 24),
-    )
-    out = execute([(a_memory, b_memory)], issue)[0].view(np.float32)
+    memory, strides, expected = product(64, 24)
+    issue = mma("f16", *places(strides), instruction(64, 24))
+    out = execute([memory], issue)[0].view(np.float32)
     rows = np.arange(64)
     lanes = rows // 16 * 32 + rows % 16
-    np.testing.assert_allclose(out[:24, lanes], b @ a.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out[:24, lanes], expected.T, rtol=1e-5, atol=1e-5)
     assert np.isnan(out[:24, 16:32]).all()
 
 
@@ -207,18 +191,16 @@ def test_operand_from_tensor_memory():
 
 
 def test_disabled_lanes_keep_their_words():
-    (a_bits, a), (b_bits, b) = random_bf16(128, 16, 1), random_bf16(64, 16, 2)
-    a_memory, *a_strides = layout(a_bits, 3)
-    b_memory, *b_strides = layout(b_bits, 3)
-    issue = f"""mov.b64 %d5, {descriptor(A_PLACE, *a_strides, 3)};
-    mov.b64 %d6, {descriptor(B_PLACE, *b_strides, 3)}; mov.b32 %r11, {instruction(128, 64)};
+    memory, strides, expected = product(128, 64)
+    left, right = places(strides)
+    issue = f"""mov.b64 %d5, {left}; mov.b64 %d6, {right}; mov.b32 %r11, {instruction(128, 64)};
     mov.b32 %r12, 0; mov.b32 %r13, 6; setp.ne.u32 %p5, 0, 0;
     tcgen05.mma.cta_group::1.kind::f16 [%r2], %d5, %d6, %r11, {{%r12, %r13, %r12, %r12}}, %p5;"""
-    out = execute([(a_memory, b_memory)], issue)[0].view(np.float32)
+    out = execute([memory], issue)[0].view(np.float32)
     lanes = np.arange(128)
     kept = (lanes == 33) | (lanes == 34)
     assert np.isnan(out[:64, kept]).all()
-    np.testing.assert_allclose(out[:64, ~kept], (b @ a.T)[:, ~kept], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out[:64, ~kept], expected.T[:, ~kept], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,13 +213,7 @@ def test_a_pair_of_ctas(m, kind):
         a_memory, *a_strides = layout(a_bits[rank * half : (rank + 1) * half].copy(), 3)
         b_memory, *b_strides = layout(b_bits[rank * 32 : (rank + 1) * 32].copy(), 3)
         operands.append((a_memory, b_memory))
-    issue = mma(
-        "f16",
-        descriptor(A_PLACE, *a_strides, 3),
-        descriptor(B_PLACE, *b_strides, 3),
-        instruction(m, 64),
-        pair=2,
-    )
+    issue = mma("f16", *places((a_strides, b_strides)), instruction(m, 64), pair=2)
     out = execute(operands, issue, pair=2, kind=kind).view(np.float32)
     for rank in range(2):
         expected = b @ a[rank * half : (rank + 1) * half].T
@@ -291,17 +267,10 @@ def test_descriptors_that_ptx_forbids():
 
 
 def test_a_missing_wait_for_the_tensor_core_is_seen():
-    (a_bits, _), (b_bits, _) = random_bf16(128, 16, 1), random_bf16(64, 16, 2)
-    a_memory, *a_strides = layout(a_bits, 3)
-    b_memory, *b_strides = layout(b_bits, 3)
-    issue = mma(
-        "f16",
-        descriptor(A_PLACE, *a_strides, 3),
-        descriptor(B_PLACE, *b_strides, 3),
-        instruction(128, 64),
-    )
+    memory, strides, _ = product(128, 64)
+    issue = mma("f16", *places(strides), instruction(128, 64))
     image = aligned(65536)
-    image[:32768], image[32768:] = a_memory, b_memory
+    image[:32768], image[32768:] = memory
     out = np.zeros((256, 128), np.float32)
     body = KERNEL.format(pair=1, extra="", issue=issue, commit="", waiting="")
     run(body, image, out, threads=128, smem=1024 + 66560, schedule=Schedule("late"))

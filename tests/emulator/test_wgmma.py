@@ -5,7 +5,7 @@ import pytest
 
 from fa4.emulator.formats import E4M3, E5M2
 from fa4.emulator.program import Schedule
-from tests.emulator.operands import layout, random_bf16
+from tests.emulator.operands import layout, product, random_bf16
 from tests.emulator.ptx_kernels import KINDS
 from tests.emulator.wgmma_kernels import (
     A_PLACE,
@@ -37,12 +37,9 @@ def places(a_strides, b_strides, swizzle):
 @pytest.mark.parametrize("a_mn", [0, 1])
 @pytest.mark.parametrize("swizzle", [0, 1, 2, 3])
 def test_layouts(swizzle, a_mn, b_mn):
-    (a_bits, a), (b_bits, b) = random_bf16(64, 16, 1), random_bf16(128, 16, 2)
-    a_memory, *a_strides = layout(a_bits, swizzle, a_mn)
-    b_memory, *b_strides = layout(b_bits, swizzle, b_mn)
-    issue = mma(128, *places(a_strides, b_strides, swizzle), majors=(a_mn, b_mn))
-    found = execute(FENCE + issue + COMMIT + wait(), a_memory, b_memory, 64)
-    agrees(found, a @ b.T)
+    memory, strides, expected = product(64, 128, swizzle, (a_mn, b_mn))
+    issue = mma(128, *places(*strides, swizzle), majors=(a_mn, b_mn))
+    agrees(execute(FENCE + issue + COMMIT + wait(), *memory, 64), expected)
 
 
 @pytest.mark.parametrize("mn_major", [0, 1])
@@ -105,10 +102,8 @@ def test_a_transposed_operand_b_beside_a_in_registers():
 
 def simple(n=64):
     """A, B in memory, the descriptors of both, and A B^T."""
-    (a_bits, a), (b_bits, b) = random_bf16(64, 16, 1), random_bf16(n, 16, 2)
-    a_memory, *a_strides = layout(a_bits, 3)
-    b_memory, *b_strides = layout(b_bits, 3)
-    return (a_memory, b_memory), places(a_strides, b_strides, 3), a @ b.T
+    memory, strides, expected = product(64, n)
+    return memory, places(*strides, 3), expected
 
 
 @pytest.mark.parametrize(("signs", "factor"), [((-1, 1), -1), ((1, -1), -1), ((-1, -1), 1)])

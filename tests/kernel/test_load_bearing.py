@@ -23,6 +23,7 @@ SCHEDULES = [
     ("late", 0),
     (CORE_LAST, 0),
     *[(kind, seed) for seed in range(8) for kind in ("priority", "random")],
+    *[("priority", seed) for seed in range(8, 13)],
 ]
 
 # Sites whose removal cannot be seen, and why. They stay because the code is the same for all.

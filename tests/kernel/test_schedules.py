@@ -71,7 +71,7 @@ def runs() -> Iterator[object]:
             )
 
 
-@pytest.mark.parametrize(("kernel", "schedule", "seed"), runs())
+@pytest.mark.parametrize(("kernel", "schedule", "seed"), list(runs()))
 def test_same_bits(kernel: Kernel, schedule: str, seed: int) -> None:
     out, lse, mmas = attention(kernel, schedule, seed)
     expected_out, expected_lse, expected_mmas = attention(kernel)

@@ -1,4 +1,8 @@
-"""flash-attn-4's sm_100 kernels, unmodified, in the emulator against torch in float32."""
+"""flash-attn-4's kernels, unmodified, in the emulator against torch in float32.
+
+What only one architecture's kernels have: for sm_100 here, for sm_90 in
+test_flash_attention_hopper.py.
+"""
 
 import pytest
 import torch
@@ -20,45 +24,55 @@ from tests.peers.stand_in import (
 require("flash_attn.cute")
 pytestmark = pytest.mark.peers
 
+ARCHS = ("sm_100a", "sm_90a")
 DENSE = {
-    "d128 causal": (1, (256, 256), (2, 2), 128, True),
-    "d128 2-CTA": (1, (512, 256), (1, 1), 128, False),
-    "d64": (1, (256, 384), (2, 2), 64, False),
-    "d64 causal": (2, (200, 333), (1, 1), 64, True),
-    "d128 GQA": (1, (256, 256), (4, 2), 128, True),
-    "d128 MQA": (1, (129, 257), (3, 1), 128, False),
+    ("sm_100a", "d128 causal"): (1, (256, 256), (2, 2), 128, True),
+    ("sm_100a", "d128 2-CTA"): (1, (512, 256), (1, 1), 128, False),
+    ("sm_100a", "d64"): (1, (256, 384), (2, 2), 64, False),
+    ("sm_100a", "d64 causal"): (2, (200, 333), (1, 1), 64, True),
+    ("sm_100a", "d128 GQA"): (1, (256, 256), (4, 2), 128, True),
+    ("sm_100a", "d128 MQA"): (1, (129, 257), (3, 1), 128, False),
+    ("sm_90a", "d128 causal"): (1, (256, 256), (2, 2), 128, True),
+    ("sm_90a", "d128"): (1, (200, 333), (2, 1), 128, False),
+    ("sm_90a", "d64"): (1, (256, 384), (2, 2), 64, False),
+    ("sm_90a", "d64 causal"): (2, (200, 333), (1, 1), 64, True),
 }
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("arch", "name"),
     [
-        pytest.param(name, marks=pytest.mark.peers_short if i == 0 else ())
-        for i, name in enumerate(DENSE)
+        pytest.param(*case, marks=pytest.mark.peers_short if case[1] == "d128 causal" else ())
+        for case in DENSE
     ],
 )
-def test_forward(name):
-    batch, seqlens, heads, head_dim, causal = DENSE[name]
+def test_forward(arch, name):
+    batch, seqlens, heads, head_dim, causal = DENSE[arch, name]
     q, k, v = random_qkv(batch, seqlens, heads, head_dim)
-    with emulated_peers() as emulated:
+    with emulated_peers(arch) as emulated:
         result = forward(q, k, v, causal=causal)
     assert_agrees(result, attention(q, k, v, causal))
-    assert emulated.launches[0].cluster[0] == (2 if "2-CTA" in name else 1)
+    launched = emulated.launches[0]
+    assert ("Sm90" in launched.name) == (arch == "sm_90a")
+    assert launched.cluster[0] == (2 if "2-CTA" in name else 1)
+    assert launched.stats.mmas > 0
 
 
-def test_forward_float16():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_forward_float16(arch):
     q, k, v = random_qkv(1, (256, 256), (1, 1), 128, torch.float16)
-    with emulated_peers():
+    with emulated_peers(arch):
         assert_agrees(forward(q, k, v), attention(q, k, v))
 
 
 @pytest.mark.parametrize("schedule", ["late", "random", "priority"])
-def test_schedules_give_the_same_bits(schedule):
-    q, k, v = random_qkv(1, (256, 256), (2, 2), 128)
-    with emulated_peers():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_schedules_give_the_same_bits(arch, schedule):
+    q, k, v = random_qkv(1, (256, 384), (2, 2), 128)
+    with emulated_peers(arch):
         out, lse = forward(q, k, v, causal=True)
-    for seed in range(2):
-        with emulated_peers(schedule=schedule, seed=seed):
+    for seed in range(3):
+        with emulated_peers(arch, schedule=schedule, seed=seed):
             again, lse_again = forward(q, k, v, causal=True)
         assert torch.equal(out, again)
         assert torch.equal(lse, lse_again)
@@ -117,8 +131,9 @@ def test_forward_split():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_backward(head_dim, causal):
-    assert max(backward_errors(head_dim, causal)) < GRADIENT_TOLERANCE
+@pytest.mark.parametrize("arch", ARCHS)
+def test_backward(arch, head_dim, causal):
+    assert max(backward_errors(head_dim, causal, arch)) < GRADIENT_TOLERANCE
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2], ids=["q", "k", "v"])
