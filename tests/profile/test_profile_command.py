@@ -1,0 +1,56 @@
+"""The command `fa4 profile`."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from fa4.profile import profile_main
+
+SMALL = ["--head-dim", "64", "--seqlen", "128"]
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+def test_without_the_plot_extra_table_and_trace_are_still_written(no_matplotlib, tmp_path, capsys):
+    out = tmp_path / "new" / "folder"
+    assert profile_main(["--arch", "sm_90a", *SMALL, "--out", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert "pip install 'fa4-kernels[plot]'" in printed.err
+    trace = json.loads((out / "timeline.json").read_text())
+    assert "executed warp instructions" in trace["otherData"]["unit"]
+    assert "no time model" in trace["otherData"]["note"]
+    table = (out / "timeline.txt").read_text()
+    assert table.strip() in printed.out
+    for part in ("executed warp instructions", "no time model", "attend", "k_loaded"):
+        assert part in table
+    assert not (out / "timeline.png").exists()
+
+
+@pytest.mark.parametrize("flag", ["--gpu", "--ncu"])
+def test_a_missing_gpu_is_said(flag, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        profile_main([flag, "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "need an NVIDIA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--head-dim", "136"], "supports both at most"),
+        (["--heads", "3", "--heads-kv", "2"], "no multiple"),
+        (["--gpu", "--records", "100"], "100 is no power of two"),
+        (["--ctas", "0"], "'0' is not a positive integer"),
+    ],
+)
+def test_bad_options_are_refused(options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        profile_main([*options, "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
