@@ -219,3 +219,14 @@ def test_an_observer_is_told_who_arrives_and_who_goes_on():
     mbarrier = [note for note in notes.seen if note[1] == "mbarrier "]
     assert mbarrier == [("signalled", "mbarrier ", [0]), ("waited", "mbarrier ", [1])]
     assert notes.seen[-1] == ("ended", "", [0, 1])
+
+
+def test_an_observer_tells_warps_in_lock_step_apart():
+    notes = Notes()
+    body = """mov.u32 %r1, smem; setp.eq.u32 %p1, %r99, 0;
+    @%p1 mbarrier.init.shared.b64 [%r1], 32; @%p1 mbarrier.init.shared.b64 [%r1+8], 32;
+    bar.sync 0; shr.u32 %r2, %r99, 5; shl.b32 %r2, %r2, 3; add.u32 %r1, %r1, %r2;
+    mbarrier.arrive.shared.b64 _, [%r1];""" + wait("%r1", 0, "W")
+    run(body, smem=64, threads=64, observer=notes)
+    told = [(what, warps) for what, barrier, warps in notes.seen if barrier == "mbarrier "]
+    assert told == [("signalled", [0]), ("signalled", [1]), ("waited", [0, 1])]

@@ -47,6 +47,27 @@ def test_a_wait_lasts_until_the_arrival_whoever_the_emulator_runs_first(signalle
     assert waiter.end == waiter.executed + found.end - found.begin
 
 
+# Warps 0 and 1 arrive, and one of them works first; warp 2 waits for both.
+BOTH = (
+    """mov.u32 %r1, smem; setp.eq.u32 %p1, %r99, 0;
+@%p1 mbarrier.init.shared.b64 [%r1], 64; bar.sync 0; shr.u32 %r2, %r99, 5;
+setp.eq.u32 %p2, %r2, {late}; @%p2 bra WORK; setp.eq.u32 %p3, %r2, 2; @!%p3 bra SIGNAL;"""
+    + wait("%r1", 0, "W")
+    + "bra END; WORK: "
+    + "add.u32 %r3, %r3, 1; " * LATE
+    + "SIGNAL: mbarrier.arrive.shared.b64 _, [%r1]; END:"
+)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_latest_arrival_ends_a_wait_not_the_one_emulated_last(late):
+    clocks = RoleClocks()
+    run(BOTH.format(late=late), smem=64, threads=96, observer=clocks)
+    (found,) = [w for w in clocks.waits if w.edge.startswith("mbarrier")]
+    assert (found.warp, found.ended_by.warp) == (2, late)
+    assert found.end >= LATE
+
+
 @pytest.fixture(scope="module", params=ARCHS)
 def observed(request):
     """(workload, launch record, timeline) of a causal kernel with two tiles per CTA."""
