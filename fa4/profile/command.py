@@ -1,7 +1,8 @@
 """`fa4 profile`: what each warp role waits for, in a table, a Perfetto trace and a picture.
 
 Without a flag the kernel runs in the emulator, and times are executed warp instructions. --gpu
-records the waits of the kernel on this machine's GPU, --ncu has Nsight Compute sample it.
+records the waits of the kernel on this machine's GPU, --ncu has Nsight Compute sample it, and
+--trace draws what was recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fa4.profile.options import (
 from fa4.profile.picture import PlotExtraMissingError, draw
 from fa4.profile.recorded import RECORDS, record
 from fa4.profile.timeline import Timeline, shares_text
-from fa4.profile.trace import trace_events
+from fa4.profile.trace import timeline_of, trace_events
 from fa4.profile.workload import Workload, workload
 
 
@@ -39,10 +40,15 @@ def profile_main(argv: list[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        chosen = _workload(arguments)
-    except (ValueError, TypeError, NotImplementedError) as error:
+        if arguments.trace:
+            timeline = timeline_of(json.loads(arguments.trace.read_text()))
+        else:
+            chosen = _workload(arguments)
+    except (ValueError, TypeError, OSError, NotImplementedError) as error:
         parser.error(str(error))
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.trace:
+        return _draw(timeline, arguments)
     if arguments.ncu:
         try:
             print(profile_with_ncu(chosen, arguments.out))
@@ -61,18 +67,23 @@ def write(timeline: Timeline, arguments: argparse.Namespace) -> int:
     """The table on the screen, and `timeline.txt`, `.json` (the trace) and `.png` in the folder."""
     text = shares_text(timeline)
     print(text)
-    out, shown = arguments.out / "timeline", _first_ctas(timeline, arguments.ctas)
-    out.with_suffix(".txt").write_text(text + "\n")
-    out.with_suffix(".json").write_text(json.dumps(trace_events(shown)))
-    made = [out.with_suffix(".txt"), out.with_suffix(".json")]
+    table, trace = (arguments.out / f"timeline.{suffix}" for suffix in ("txt", "json"))
+    shown = _first_ctas(timeline, arguments.ctas)
+    table.write_text(text + "\n")
+    trace.write_text(json.dumps(trace_events(shown)))
+    print(f"\nWritten: {table}, {trace} (open it at https://ui.perfetto.dev)")
+    return _draw(shown, arguments)
+
+
+def _draw(timeline: Timeline, arguments: argparse.Namespace) -> int:
+    picture = arguments.out / "timeline.png"
     try:
-        draw(shown, out.with_suffix(".png"), 0, arguments.span)
-        made.append(out.with_suffix(".png"))
+        draw(timeline, picture, 0, arguments.span)
     except PlotExtraMissingError as error:
         print(f"fa4 profile: {error}", file=sys.stderr)
-    print("\nWritten: " + ", ".join(map(str, made)))
-    print("Open the .json at https://ui.perfetto.dev")
-    return 0 if len(made) == 3 else 1
+        return 1
+    print(f"Written: {picture}")
+    return 0
 
 
 def _first_ctas(timeline: Timeline, count: int) -> Timeline:
@@ -110,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="record the waits on this GPU")
     where.add_argument("--ncu", action="store_true", help="sample with Nsight Compute on this GPU")
+    where.add_argument(
+        "--trace", type=Path, metavar="FILE", help="run nothing, draw this timeline.json"
+    )
     parser.add_argument("--arch", choices=("sm_90a", "sm_100a"), help="emulated; default sm_100a")
     add_kernel_options(parser)
     add_size_options(parser)

@@ -29,7 +29,7 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
     events: list[Event] = []
     for (cta, role), number in processes.items():
         name = f"CTA {cta} {role} (1 ns shown = 1 of: {timeline.unit})"
-        events.append(_meta("process_name", number, 0, name=name))
+        events.append(_meta("process_name", number, 0, name=name, cta=cta, role=role))
         events.append(_meta("process_sort_index", number, 0, sort_index=number))
     for track in timeline.tracks:
         pid, tid = place[track.cta, track.warp]
@@ -41,6 +41,33 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
             events += _arrow(wait, place, next(numbers))
     facts = {"title": timeline.title, "unit": timeline.unit, "note": timeline.note}
     return {"displayTimeUnit": "ns", "otherData": facts, "traceEvents": events}
+
+
+def timeline_of(trace: dict[str, Any]) -> Timeline:
+    """The timeline that a trace was made of, but for counts of instructions and arrows.
+
+    Raises ValueError for a file that is no such trace.
+    """
+    try:
+        events, facts = trace["traceEvents"], trace["otherData"]
+        places = {e["pid"]: e["args"] for e in events if e["name"] == "process_name"}
+        lives: dict[tuple[int, int], list[int]] = {}
+        waits = []
+        for event in (e for e in events if e["ph"] == "X"):
+            begin, end = (round(_SHOWN * at) for at in (event["ts"], event["ts"] + event["dur"]))
+            life = lives.setdefault((event["pid"], event["tid"]), [begin, end])
+            life[1] = end
+            if event["cat"] == "wait":
+                edge, _, stage = event["name"].rstrip("]").rpartition("[")
+                cta = places[event["pid"]]["cta"]
+                waits.append(Wait(cta, event["tid"], edge, int(stage), begin, end))
+        tracks = [
+            Track(places[pid]["cta"], warp, places[pid]["role"], begin, end)
+            for (pid, warp), (begin, end) in lives.items()
+        ]
+        return Timeline(facts["title"], facts["unit"], facts["note"], tuple(tracks), tuple(waits))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no trace of `fa4 profile`: {error!r} is missing or wrong") from None
 
 
 def _meta(kind: str, pid: int, tid: int, /, **values: object) -> Event:

@@ -1,5 +1,6 @@
 """The command `fa4 profile`."""
 
+import importlib.util
 import json
 import sys
 
@@ -29,6 +30,24 @@ def test_without_the_plot_extra_table_and_trace_are_still_written(no_matplotlib,
     for part in ("executed warp instructions", "no time model", "attend", "k_loaded"):
         assert part in table
     assert not (out / "timeline.png").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="extra `plot`")
+def test_a_trace_is_drawn_without_running_anything(tmp_path, capsys):
+    assert profile_main(["--arch", "sm_90a", *SMALL, "--out", str(tmp_path)]) == 0
+    trace = tmp_path / "timeline.json"
+    assert (
+        profile_main(["--trace", str(trace), "--span", "0", "99", "--out", str(tmp_path / "b")])
+        == 0
+    )
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["timeline.png"]
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        profile_main(["--trace", str(tmp_path / "other.json"), "--out", str(tmp_path)])
+    assert "no trace of `fa4 profile`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--gpu", "--ncu"])

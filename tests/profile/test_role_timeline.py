@@ -2,7 +2,9 @@
 
 import importlib.util
 import itertools
+import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from fa4.problem import example_problem
 from fa4.profile.emulated import RoleClocks
 from fa4.profile.picture import draw
 from fa4.profile.timeline import Arrival, Timeline, Track, Wait, shares, shares_text
-from fa4.profile.trace import trace_events
+from fa4.profile.trace import timeline_of, trace_events
 from fa4.profile.workload import workload
 from tests.emulator.ptx_kernels import run, wait
 
@@ -159,6 +161,15 @@ def test_the_trace_has_every_tick_of_every_warp_once():
     assert trace["otherData"]["unit"] == "ticks"
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     assert names == {f"CTA 0 {role} (1 ns shown = 1 of: ticks)" for role in ("load", "mma")}
+
+
+def test_a_timeline_can_be_read_back_from_its_trace():
+    read = timeline_of(json.loads(json.dumps(trace_events(TWO))))
+    assert read.tracks == tuple(replace(track, executed=None) for track in TWO.tracks)
+    assert read.waits == tuple(replace(w, ended_by=None) for w in TWO.waits)
+    assert (read.title, read.unit, read.note) == (TWO.title, TWO.unit, TWO.note)
+    with pytest.raises(ValueError, match="no trace of `fa4 profile`"):
+        timeline_of({"traceEvents": []})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="extra `plot`")
