@@ -9,7 +9,7 @@ from fa4.pipeline.edges import Edge
 from fa4.pipeline.storage import SharedMemoryMap
 
 if TYPE_CHECKING:
-    from fa4.pipeline.records import ProbeBuffer
+    from fa4.pipeline.records import IketRanges, ProbeBuffer
 
 DTYPE_BYTES = 2  # bfloat16 and float16
 
@@ -62,7 +62,7 @@ class BasePlan:
     softcap: bool
     rescale_threshold: float  # log2 units: O is rescaled when a row maximum grew by more; 0 always
     # where every wait is noted, see fa4.profile; None compiles none of it
-    probe: ProbeBuffer | None = field(default=None, kw_only=True)
+    probe: ProbeBuffer | IketRanges | None = field(default=None, kw_only=True)
 
     q_tiles = m_tile = n_block = 0
 

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from fa4.pipeline.check import Ledger
 from fa4.pipeline.edges import Edge, Kind
-from fa4.pipeline.probe import Probe
+from fa4.pipeline.probe import IketProbe, Probe, make_probe
 from fa4.plan_base import BasePlan
 
 
@@ -28,19 +28,19 @@ class Pipe:
     empty: cute.Pointer | None
     role: str
     ledger: Ledger
-    probe: Probe | None  # notes every wait, in a kernel that is profiled
+    probe: Probe | IketProbe | None  # notes every wait, in a kernel that is profiled
 
     def wait(self, stage: Int32 | int, phase: Int32) -> None:
         """Consumer: block until the stage was filled in this phase."""
         self._allowed("wait", self.edge.consumer)
-        self._block(self.full + stage, phase)
+        self._block(self.full + stage, phase, self.edge.name)
         if self.edge.orders_tmem:
             cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
     def acquire(self, stage: Int32 | int, phase: Int32) -> None:
         """Producer: block until the consumer handed the stage back (at once the first time)."""
         self._allowed("acquire", self.edge.producer)
-        self._block(self.empty + stage, phase ^ 1)
+        self._block(self.empty + stage, phase ^ 1, f"{self.edge.name} released")
 
     def expect(self, stage: Int32 | int, nbytes: int) -> cute.Pointer:
         """Producer of a TMA edge: announce the bytes; returns the mbarrier that copies complete."""
@@ -61,11 +61,11 @@ class Pipe:
         self._allowed("release", self.edge.consumer)
         self._arrive(self.empty + stage, self.edge.released_by == "commit")
 
-    def _block(self, mbarrier: cute.Pointer, phase: Int32) -> None:
-        begin = self.probe.clock() if self.probe else None
+    def _block(self, mbarrier: cute.Pointer, phase: Int32, name: str) -> None:
+        begin = self.probe.begin(name) if self.probe else None
         cute.arch.mbarrier_wait(mbarrier, phase)
         if self.probe:
-            self.probe.note(begin, mbarrier)
+            self.probe.end(begin, mbarrier)
 
     def _arrive(self, mbarrier: cute.Pointer, after_mma: bool) -> None:
         if after_mma:
@@ -120,7 +120,7 @@ class HopperPipes(PipeSet):
 def build_pipes(plan: BasePlan, kind: type[PipeSet], smem: cute.Pointer, ledger: Ledger) -> PipeSet:
     """Pointers to each edge's mbarriers in the shared memory that starts at `smem`."""
     smem_map = plan.smem()
-    probe = Probe(plan.probe, smem) if plan.probe else None
+    probe = make_probe(plan.probe, smem)
 
     def at(offset: int | None) -> cute.Pointer | None:
         return None if offset is None else cute.recast_ptr(smem + offset, dtype=Int64)

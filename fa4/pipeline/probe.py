@@ -1,7 +1,7 @@
-"""The probe inside the kernel: notes every wait of a warp in a ring in global memory.
+"""Probes inside the kernel, which note every wait of a warp. A plan without one has none of this.
 
-Only a plan with a `ProbeBuffer` has it. All active lanes of a warp write the same record: that is
-one transaction, and takes no choice of a lane, which a role of a single thread could not make.
+`Probe` writes records to a ring in global memory. All active lanes of a warp write the same one:
+that is one transaction, and takes no choice of a lane, which a role of a single thread cannot make.
 """
 
 from __future__ import annotations
@@ -10,8 +10,17 @@ from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass.cute.experimental import iket
 
-from fa4.pipeline.records import NUMBER_BITS, SLOT_BITS, START, WORD_BYTES, WORDS, ProbeBuffer
+from fa4.pipeline.records import (
+    NUMBER_BITS,
+    SLOT_BITS,
+    START,
+    WORD_BYTES,
+    WORDS,
+    IketRanges,
+    ProbeBuffer,
+)
 from fa4.pipeline.storage import MBARRIER_BYTES
 
 
@@ -28,17 +37,17 @@ class Probe:
         count = cute.make_rmem_tensor(1, Int32)
         count[0] = Int32(0)
         started = replace(self, count=count)
-        started._write(self.clock(), Int64(cute.arch.smid()), Int32(START))
+        started._write(cute.arch.clock64(), Int64(cute.arch.smid()), Int32(START))
         return started
 
-    def clock(self) -> Int64:
-        """Cycles of this SM."""
+    def begin(self, name: str) -> Int64:
+        """A wait begins; returns the cycles of this SM."""
         return cute.arch.clock64()
 
-    def note(self, begin: Int64, mbarrier: cute.Pointer) -> None:
-        """A wait for `mbarrier` that began at `begin` ends now."""
+    def end(self, begin: Int64, mbarrier: cute.Pointer) -> None:
+        """The wait for `mbarrier` that began at `begin` ends."""
         slot = (mbarrier.toint() - self.smem.toint()) // MBARRIER_BYTES + 1
-        self._write(begin, self.clock() - begin, Int32(slot))
+        self._write(begin, cute.arch.clock64() - begin, Int32(slot))
 
     def _write(self, begin: Int64, length: Int64, slot: Int32) -> None:
         number = self.count[0]
@@ -59,3 +68,29 @@ class Probe:
         address = Int64(self.buffer.address) + Int64(warp) * (words * WORD_BYTES)
         ring = cute.make_ptr(Int64, address, cute.AddressSpace.gmem, assumed_align=16)
         return cute.make_tensor(ring, cute.make_layout(words))
+
+
+@dataclass(frozen=True)
+class IketProbe:
+    """Waits as IKET ranges, named after their edges; `run-iket` collects them."""
+
+    def start(self) -> IketProbe:
+        """For a warp whose role begins: IKET knows warps itself."""
+        return self
+
+    def begin(self, name: str) -> None:
+        """A wait begins."""
+        iket.range_push(name)
+
+    def end(self, begin: None, mbarrier: cute.Pointer) -> None:
+        """The wait ends."""
+        iket.range_pop()
+
+
+def make_probe(
+    kind: ProbeBuffer | IketRanges | None, smem: cute.Pointer
+) -> Probe | IketProbe | None:
+    """The probe that a plan asks for, or None; `smem` is where the mbarriers start."""
+    if isinstance(kind, IketRanges):
+        return IketProbe()
+    return None if kind is None else Probe(kind, smem)

@@ -36,6 +36,14 @@ class ProbeBuffer:
         )
 
 
+@dataclass(frozen=True)
+class IketRanges:
+    """The other kind of probe: waits are ranges of NVIDIA's In-Kernel Event Tracing.
+
+    The compiler drops them unless it runs under `run-iket`, which comes with the CuTe DSL.
+    """
+
+
 def buffer_words(plan: BasePlan, ctas: int, records: int) -> int:
     """64-bit words that a launch of `ctas` CTAs needs."""
     return ctas * (plan.threads // 32) * records * WORDS

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from fa4 import api
 from fa4.profile.emulated import emulate
 from fa4.profile.ncu import NcuError, profile_with_ncu
 from fa4.profile.options import (
@@ -29,7 +28,7 @@ from fa4.profile.picture import PlotExtraMissingError, draw
 from fa4.profile.recorded import RECORDS, record
 from fa4.profile.timeline import Timeline, shares_text
 from fa4.profile.trace import timeline_of, trace_events
-from fa4.profile.workload import Workload, workload
+from fa4.profile.workload import Workload, this_gpu, workload
 
 
 def profile_main(argv: list[str]) -> int:
@@ -100,13 +99,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     problem = problem_of(arguments, **sizes_of(arguments, on_gpu))
     if not on_gpu:
         return workload(problem, arguments.arch or "sm_100a", torch.device("cpu"))
-    if not torch.cuda.is_available():
-        raise NotImplementedError(
-            "--gpu and --ncu need an NVIDIA GPU, and torch sees none here; without them the kernel "
-            "is profiled in the emulator. `fa4 doctor` says what is missing."
-        )
-    device = torch.device("cuda", torch.cuda.current_device())
-    arch = api.native_arch(device)
+    device, arch = this_gpu()
     if arguments.arch not in (None, arch):
         raise ValueError(f"--arch {arguments.arch}, but {torch.cuda.get_device_name()} is {arch}")
     return workload(problem, arch, device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fa4 import launch
+from fa4 import api, launch
 from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem
@@ -43,6 +43,17 @@ class Workload:
     def with_plan(self, **changes: object) -> Workload:
         """The same launch under a changed plan."""
         return replace(self, plan=replace(self.plan, **changes))
+
+
+def this_gpu() -> tuple[torch.device, str]:
+    """The current GPU and its architecture. NotImplementedError where no kernel runs natively."""
+    if not torch.cuda.is_available():
+        raise NotImplementedError(
+            "this needs an NVIDIA GPU, and torch sees none here; `fa4 profile` without --gpu and "
+            "--ncu runs in the emulator. `fa4 doctor` says what is missing."
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    return device, api.native_arch(device)
 
 
 def workload(problem: Problem, arch: str, device: torch.device) -> Workload:

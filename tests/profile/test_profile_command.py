@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from fa4.profile import profile_main
+from fa4.profile import profile_main, run
 
 SMALL = ["--head-dim", "64", "--seqlen", "128"]
 
@@ -56,7 +56,15 @@ def test_a_missing_gpu_is_said(flag, monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         profile_main([flag, "--out", str(tmp_path)])
     assert stopped.value.code == 2
-    assert "need an NVIDIA GPU" in capsys.readouterr().err
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_the_runner_says_so_too(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        run.main(["--iket"])
+    assert stopped.value.code == 2
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

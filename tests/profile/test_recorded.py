@@ -1,5 +1,6 @@
 """The probe in the kernel: what it records, and that a plan without one has no trace of it."""
 
+import tempfile
 from collections import Counter
 from dataclasses import replace
 
@@ -8,12 +9,12 @@ import pytest
 import torch
 
 from fa4 import emulator
-from fa4.compile import artifacts
+from fa4.compile import _compile as compile_plan
 from fa4.emulator.labels import BarrierLabel, Labels
 from fa4.emulator.observe import Observer
 from fa4.emulator.waits import MbarrierWait
 from fa4.pipeline import pipes
-from fa4.pipeline.records import SLOT_BITS, START, WORDS, ProbeBuffer
+from fa4.pipeline.records import SLOT_BITS, START, WORDS, IketRanges, ProbeBuffer
 from fa4.plan import plan_forward
 from fa4.problem import example_problem
 from fa4.profile import recorded
@@ -85,25 +86,34 @@ def test_overwritten_records_are_reported():
     assert len(timeline.tracks) == 1
 
 
+def compiled(plan, options=""):
+    """PTX of a plan, uncached, with further options of the compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compile_plan(plan, f"--keep-ptx --dump-dir={folder} {options}").__ptx__
+
+
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 def test_without_a_probe_the_code_is_that_of_the_bare_wait(arch, monkeypatch):
     plan = plan_forward(PROBLEM, arch)
-    code = artifacts(plan).ptx
+    code = compiled(plan)
     assert "%clock64" not in code
-    assert "%clock64" in artifacts(replace(plan, probe=ProbeBuffer(1 << 40, 64))).ptx
     monkeypatch.setattr(
-        pipes.Pipe, "_block", lambda pipe, bar, phase: pipes.cute.arch.mbarrier_wait(bar, phase)
+        pipes.Pipe, "_block", lambda pipe, bar, phase, _: pipes.cute.arch.mbarrier_wait(bar, phase)
     )
-    monkeypatch.setattr(pipes, "Probe", None)
-    artifacts.cache_clear()
-    assert without_lines(artifacts(plan).ptx) == without_lines(code)
-    artifacts.cache_clear()
+    monkeypatch.setattr(pipes, "make_probe", lambda kind, smem: None)
+    assert compiled(plan) == code
+    # the other kind of probe leaves nothing either, where run-iket is not at work
+    plan = replace(plan, probe=IketRanges())
+    monkeypatch.undo()
+    assert compiled(plan).replace("_probe", "") == code
 
 
-def without_lines(ptx: str) -> list[str]:
-    """PTX but for what says which source line it came from."""
-    body = ptx.split(".section\t.debug")[0].splitlines()
-    return [line for line in body if not line.strip().startswith((".loc", ".file"))]
+def test_run_iket_finds_a_range_for_every_kind_of_wait():
+    plan = replace(plan_forward(PROBLEM, "sm_90a"), probe=IketRanges())
+    ptx = compiled(plan, "iket")  # run-iket sets this option by an environment variable
+    for edge in plan.edges():
+        assert f"__iket_range_decl_{edge.name}_" in ptx
+        assert (f"__iket_range_decl_{edge.name}_released_" in ptx) == edge.has_release
 
 
 def test_a_ring_has_a_power_of_two():
