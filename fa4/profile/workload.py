@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -38,7 +39,12 @@ class Workload:
 
     def launch(self) -> None:
         """Once, without waiting for a GPU. On the CPU: inside of an emulator session."""
-        launch.forward(self.problem, self.plan, *self.tensors)
+        self._prepared(*self.tensors)
+
+    @cached_property
+    def _prepared(self) -> launch.Launch:
+        strides = tuple(tensor.stride() for tensor in self.tensors[:4])
+        return launch.prepare(self.problem, self.plan, strides, self.device, with_lse=True)
 
     def with_plan(self, **changes: object) -> Workload:
         """The same launch under a changed plan."""

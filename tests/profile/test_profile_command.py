@@ -27,7 +27,7 @@ def test_without_the_plot_extra_table_and_trace_are_still_written(no_matplotlib,
     assert "no time model" in trace["otherData"]["note"]
     table = (out / "timeline.txt").read_text()
     assert table.strip() in printed.out
-    for part in ("executed warp instructions", "no time model", "attend", "k_loaded"):
+    for part in ("executed warp instructions", "no time model", "attend", "q_loaded"):
         assert part in table
     assert not (out / "timeline.png").exists()
 
