@@ -1,4 +1,4 @@
-"""`python -m fa4` and the console script `fa4`: demo, doctor, inspect."""
+"""`python -m fa4` and the console script `fa4`: demo, doctor, inspect, profile."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": ("fa4.demo", "demo_main"),
     "doctor": ("fa4.doctor", "doctor_main"),
     "inspect": ("fa4.profile", "inspect_main"),
+    "profile": ("fa4.profile", "profile_main"),
 }
 
 USAGE = """\
@@ -21,6 +22,7 @@ usage: fa4 COMMAND [options]        (or python -m fa4 COMMAND)
   demo      compile the forward kernel, run it on random data, compare with float32
   doctor    versions, GPUs, toolchain, and what will run where
   inspect   what the compiler made of each warp role: instructions, registers, memory
+  profile   what each warp role waits for: emulated, recorded on a GPU, or sampled by ncu
 
 `fa4 COMMAND --help` lists the options of a command."""
 

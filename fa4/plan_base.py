@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fa4.pipeline.edges import Edge
 from fa4.pipeline.storage import SharedMemoryMap
+
+if TYPE_CHECKING:
+    from fa4.pipeline.records import IketRanges, ProbeBuffer
 
 DTYPE_BYTES = 2  # bfloat16 and float16
 
@@ -57,6 +61,8 @@ class BasePlan:
     left_bound: bool  # keys left of a row's bound are hidden: a left window
     softcap: bool
     rescale_threshold: float  # log2 units: O is rescaled when a row maximum grew by more; 0 always
+    # where every wait is noted, see fa4.profile; None compiles none of it
+    probe: ProbeBuffer | IketRanges | None = field(default=None, kw_only=True)
 
     q_tiles = m_tile = n_block = 0
 
@@ -71,6 +77,7 @@ class BasePlan:
         if self.head_dim_v != self.head_dim:
             dims += f"_dv{self.head_dim_v}"
         options = {"right": self.right_bound, "left": self.left_bound, "softcap": self.softcap}
+        options["probe"] = self.probe is not None
         return "_".join(
             ["fa4_fwd", dims, self.dtype, *(name for name, on in options.items() if on)]
         )

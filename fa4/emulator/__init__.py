@@ -20,6 +20,7 @@ _HOME = {
     "DeadlockError": "errors",
     "Labels": "labels",
     "BarrierLabel": "labels",
+    "Observer": "observe",
 }
 
 __all__ = sorted(_HOME)

@@ -160,7 +160,9 @@ def mbarrier_expect_tx(w: Team, address, nbytes, mask) -> None:
 
 def mbarrier_complete_tx(w: Team, address, nbytes, mask) -> None:
     for place, lanes in places(address, mask):
+        w.acting = lanes
         _barrier(w, place).complete(int(nbytes[lanes].sum()), w.cta.who(w))
+    w.acting = None
 
 
 def mbarrier_arrive(w: Team, address, count, expect, drop: bool, mask) -> np.ndarray:
@@ -177,7 +179,9 @@ def mbarrier_arrive(w: Team, address, count, expect, drop: bool, mask) -> np.nda
             for _ in range(np.count_nonzero(lanes)):
                 barrier.drop()
         arrivals = np.count_nonzero(lanes) if count is None else int(count[lanes].sum())
+        w.acting = lanes
         barrier.arrive(arrivals, who)
+    w.acting = None
     return state
 
 
@@ -222,7 +226,9 @@ def _named(w: Team, barrier, count, mask) -> list[tuple[NamedBarrier, int, int, 
 
 def named_arrive(w: Team, barrier, count, mask) -> None:
     for each, threads, expected, lanes in _named(w, barrier, count, mask):
+        w.acting = lanes
         each.arrive(threads, expected, w.cta.who(w, lanes))
+    w.acting = None
 
 
 def wait_named(w: Team, barrier, count, following: int, mask) -> int:
@@ -230,7 +236,9 @@ def wait_named(w: Team, barrier, count, following: int, mask) -> int:
     entries = []
     for each, threads, expected, lanes in _named(w, barrier, count, mask):
         entries.append(GenerationEntry(each, each.generation, lanes))
+        w.acting = lanes
         each.arrive(threads, expected, w.cta.who(w, lanes))
+    w.acting = None
     return w.block_on(BarrierWait(entries), following)
 
 

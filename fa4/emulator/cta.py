@@ -14,7 +14,6 @@ from .bulk_copy import CopyGroups
 from .engines import Copy
 from .errors import AddressError, EmulatorError
 from .labels import BarrierLabel, Labels
-from .program import Event
 from .ptx.syntax import Instruction
 from .shared import SharedMemory
 from .team import Team, Warp
@@ -36,6 +35,7 @@ class Cta:
         self.cluster, self.position, self.rank = cluster, position, rank
         self.launch, self.translation = machine.launch, machine.translation
         self.params, self.labels = machine.params, machine.labels or Labels()
+        self.observer = machine.observer
         grid = self.launch.grid
         self.index = position[0] + grid[0] * (position[1] + grid[1] * position[2])
         kernel = self.translation.kernel
@@ -203,18 +203,10 @@ class Cta:
     # ---- events and places
 
     def signal(self, barrier: Mbarrier | NamedBarrier) -> None:
-        """Counts progress and tells the event hook."""
+        """Counts progress and tells the observer."""
         self.cluster.events += 1
-        hook = self.cluster.machine.on_event
-        if hook is not None:
-            hook(Event(self.cluster.clock(), "signal", self.index, (), str(barrier)))
-
-    def announce(self, kind: str, team: Team, target: str) -> None:
-        """Tells the event hook that a team starts or ends to wait."""
-        hook = self.cluster.machine.on_event
-        if hook is not None:
-            warps = tuple(warp.index for warp in team.warps)
-            hook(Event(self.cluster.clock(), kind, self.index, warps, target))
+        if self.observer is not None:
+            self.observer.signalled(barrier)
 
     def place(self, team: Team, instruction: Instruction | None) -> str:
         """`role, CTA, PTX line: text (source)` of an instruction."""

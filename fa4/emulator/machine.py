@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +14,14 @@ from .cta import Cta
 from .engines import Engines
 from .errors import DeadlockError, LaunchError
 from .memory import GlobalMemory
-from .program import Event, Launch, Program, RunStats, Schedule
+from .program import Launch, Program, RunStats, Schedule
 from .report import deadlock_report
 from .schedule import make_scheduler
 
 if TYPE_CHECKING:
     from .labels import Labels
+    from .observe import Observer
+    from .team import Team
 
 _REGISTER_FILE = 65536  # 32-bit registers of an SM
 
@@ -35,6 +36,7 @@ class Cluster:
         self.engines = Engines(machine.schedule, self.rng)
         self.barrier = NamedBarrier(None, -1, "cluster barrier")
         self.ctas: list[Cta] = []
+        self.running: Team | None = None
         x, y, _ = machine.launch.cluster
         for rank in range(machine.launch.cluster_size):
             offset = (rank % x, rank // x % y, rank // (x * y))
@@ -72,10 +74,10 @@ class Machine:
         memory: GlobalMemory,
         schedule: Schedule,
         labels: Labels | None,
-        on_event: Callable[[Event], None] | None,
+        observer: Observer | None,
     ) -> None:
         self.launch, self.schedule = launch, schedule
-        self.labels, self.on_event = labels, on_event
+        self.labels, self.observer = labels, observer
         self.kernel, self.translation = program.kernel, program.translation
         self.params = self._parameters()
         self.memory = memory.with_ranges(self._own_ranges())
@@ -184,6 +186,8 @@ class Machine:
                 for block, hits in enumerate(warp.hits):
                     if hits:
                         self.counts[block, role] += hits
+            if self.observer is not None:
+                self.observer.ended(cta)
 
     def _stats(self, seconds: float) -> RunStats:
         stats = RunStats(seconds=seconds, mmas=self.mmas)

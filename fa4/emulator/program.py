@@ -8,7 +8,6 @@ stats = program.run(Launch(grid, block, cluster, smem_bytes, params), memory, Sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +17,7 @@ from .errors import LaunchError
 if TYPE_CHECKING:
     from .labels import Labels
     from .memory import GlobalMemory
+    from .observe import Observer
 
 Dim3 = tuple[int, int, int]
 KINDS = ("early", "late", "random", "priority")
@@ -91,20 +91,6 @@ class Schedule:
             raise ValueError(f"schedule kind {self.kind!r} is unknown; use one of {KINDS}")
 
 
-@dataclass(frozen=True)
-class Event:
-    """A wait or a signal, for a timeline. `step` counts warp-instructions of the cluster so far.
-
-    `kind`: "wait" (a warp starts to wait), "resume" or "signal". `target` names the barrier.
-    """
-
-    step: int
-    kind: str
-    cta: int
-    warps: tuple[int, ...]
-    target: str
-
-
 @dataclass
 class RunStats:
     """Counts of one launch.
@@ -146,12 +132,12 @@ class Program:
         memory: GlobalMemory,
         schedule: Schedule,
         labels: Labels | None = None,
-        on_event: Callable[[Event], None] | None = None,
+        observer: Observer | None = None,
     ) -> RunStats:
         """Runs a whole grid to its end. Raises EmulatorError and its subclasses."""
         from .machine import Machine
 
-        return Machine(self, launch, memory, schedule, labels, on_event).run()
+        return Machine(self, launch, memory, schedule, labels, observer).run()
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from fa4.emulator.labels import Labels
+from fa4.emulator.observe import Observer
 from fa4.emulator.tensors import CudaView, torch_extent
 
 _SCHEDULES = ("early", "late", "random", "priority")
@@ -77,6 +78,7 @@ class Session:
     arch: str = "sm_100a"
     labels: Labels | None = None
     device: Device | None = None
+    observer: Observer | None = None
     launches: list[LaunchRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -140,7 +142,7 @@ class Session:
             sm_count=self.device.num_sms,
         )
         schedule = Schedule(self.schedule, self.seed)
-        stats = program.run(launch, memory, schedule, self.labels)
+        stats = program.run(launch, memory, schedule, self.labels, self.observer)
         self.launches.append(
             LaunchRecord(raw.kernel.name, raw.grid, raw.block, raw.cluster, raw.smem_bytes, stats)
         )
@@ -175,6 +177,7 @@ def session(
     arch: str = "sm_100a",
     labels: Labels | None = None,
     num_sms: int | None = None,
+    observer: Observer | None = None,
 ) -> Session:
     """Open an emulator session: any function of the CuTe DSL called inside runs on the CPU.
 
@@ -187,6 +190,7 @@ def session(
     strict priorities per warp); the last two follow `seed`. `labels` names warps and barriers in
     reports. `arch` is sm_100a (a B200) or sm_90a (an H200). `num_sms` is what host code sees, and
     so how many CTAs a persistent kernel starts: a small number gives each CTA several tiles.
+    `observer` is told of every wait and arrival.
 
     Tensors live in host memory; CPU tensors given to `from_dlpack` or to a TVM-FFI function count
     as CUDA tensors. Compile inside the session, or before it inside `keep_ptx()`. Errors of the
@@ -195,7 +199,7 @@ def session(
     device = DEVICES.get(arch)
     if device is not None and num_sms is not None:
         device = replace(device, num_sms=num_sms)
-    return Session(schedule, seed, arch, labels, device)
+    return Session(schedule, seed, arch, labels, device, observer)
 
 
 open_sessions: list[Session] = []  # innermost last; the hook opens and closes them

@@ -62,6 +62,7 @@ class Team:
         self.alive = self.threads < cta.launch.threads
         self.constants = cta.translation.constants.table(self.n)
         self.current: Group = groups[0]
+        self.acting: np.ndarray | None = None  # lanes whose arrival is being counted
         self.hits = [0] * len(cta.translation.blocks)
         self.diverged = 0
         self.cache: dict[object, np.ndarray] = {}
@@ -144,11 +145,15 @@ class Team:
     def block_on(self, wait: Wait, following: int) -> int:
         """Continues at `following`, at once or when the wait is over."""
         if wait.ready():
-            wait.finish(self)
+            self._go_on(wait)
             return following
         self.current.pc, self.current.wait = following, wait
-        self.cta.announce("wait", self, wait.target())
         return -1
+
+    def _go_on(self, wait: Wait) -> None:
+        wait.finish(self)
+        if self.cta.observer is not None:
+            self.cta.observer.waited(self, wait)
 
     # ---- the loop
 
@@ -161,15 +166,16 @@ class Team:
 
         Returns the fuel left.
         """
+        self.cta.cluster.running = self
         try:
             while fuel > 0 and self.groups:
                 group = self._pick()
                 if group is None:
                     break
                 if group.wait is not None:
-                    group.wait.finish(self)
+                    self.current = group
+                    self._go_on(group.wait)
                     group.wait = None
-                    self.cta.announce("resume", self, "")
                 self.current = group
                 if group.mask is None:
                     fuel = self._run_full(group, fuel, stop)
@@ -252,6 +258,13 @@ class Team:
                 group.mask = None
 
     # ---- splitting and joining
+
+    def acting_warps(self) -> list[Warp]:
+        """The warps that execute: those with arriving lanes, else those of the current group."""
+        lanes = self.current.mask if self.acting is None else self.acting
+        if lanes is None:
+            return self.warps
+        return [self.warps[p] for p in np.flatnonzero(lanes.reshape(-1, 32).any(1))]
 
     def _present(self, group: Group) -> np.ndarray:
         """Positions in the team of the warps with lanes in the group."""

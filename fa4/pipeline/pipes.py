@@ -15,6 +15,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from fa4.pipeline.check import Ledger
 from fa4.pipeline.edges import Edge, Kind
+from fa4.pipeline.probe import IketProbe, Probe, make_probe
 from fa4.plan_base import BasePlan
 
 
@@ -27,18 +28,19 @@ class Pipe:
     empty: cute.Pointer | None
     role: str
     ledger: Ledger
+    probe: Probe | IketProbe | None = None  # notes every wait, in a kernel that is profiled
 
     def wait(self, stage: Int32 | int, phase: Int32) -> None:
         """Consumer: block until the stage was filled in this phase."""
         self._allowed("wait", self.edge.consumer)
-        cute.arch.mbarrier_wait(self.full + stage, phase)
+        self._block(self.full + stage, phase, self.edge.name)
         if self.edge.orders_tmem:
             cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
     def acquire(self, stage: Int32 | int, phase: Int32) -> None:
         """Producer: block until the consumer handed the stage back (at once the first time)."""
         self._allowed("acquire", self.edge.producer)
-        cute.arch.mbarrier_wait(self.empty + stage, phase ^ 1)
+        self._block(self.empty + stage, phase ^ 1, f"{self.edge.name} released")
 
     def expect(self, stage: Int32 | int, nbytes: int) -> cute.Pointer:
         """Producer of a TMA edge: announce the bytes; returns the mbarrier that copies complete."""
@@ -59,6 +61,12 @@ class Pipe:
         self._allowed("release", self.edge.consumer)
         self._arrive(self.empty + stage, self.edge.released_by == "commit")
 
+    def _block(self, mbarrier: cute.Pointer, phase: Int32, name: str) -> None:
+        begin = self.probe.begin(name) if self.probe else None
+        cute.arch.mbarrier_wait(mbarrier, phase)
+        if self.probe:
+            self.probe.end(begin, mbarrier)
+
     def _arrive(self, mbarrier: cute.Pointer, after_mma: bool) -> None:
         if after_mma:
             tcgen05.commit(mbarrier)  # by the one thread that issued the MMAs
@@ -77,7 +85,10 @@ class PipeSet:
 
     def seen_by(self, role: str) -> PipeSet:
         """The same edges, bound to the role that is about to be traced."""
-        return type(self)(**{name: replace(p, role=role) for name, p in vars(self).items()})
+        pipes = vars(self)
+        probe = next(iter(pipes.values())).probe
+        own = {"role": role, "probe": probe.start() if probe else None}
+        return type(self)(**{name: replace(pipe, **own) for name, pipe in pipes.items()})
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,7 @@ class HopperPipes(PipeSet):
 def build_pipes(plan: BasePlan, kind: type[PipeSet], smem: cute.Pointer, ledger: Ledger) -> PipeSet:
     """Pointers to each edge's mbarriers in the shared memory that starts at `smem`."""
     smem_map = plan.smem()
+    probe = make_probe(plan.probe, smem)
 
     def at(offset: int | None) -> cute.Pointer | None:
         return None if offset is None else cute.recast_ptr(smem + offset, dtype=Int64)
@@ -121,6 +133,7 @@ def build_pipes(plan: BasePlan, kind: type[PipeSet], smem: cute.Pointer, ledger:
                 empty=at(smem_map.empty.get(edge.name)),
                 role="nobody",
                 ledger=ledger,
+                probe=probe,
             )
             for edge in plan.edges()
         }

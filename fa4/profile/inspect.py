@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fa4.compile import Artifacts, artifacts
-from fa4.plan import Plan, plan_forward
-from fa4.problem import example_problem
+from fa4.plan import plan_forward
 from fa4.profile.disassembler import disassemble, find_nvdisasm
+from fa4.profile.options import add_kernel_options, problem_of
 from fa4.profile.report import report
 from fa4.profile.report_text import report_text
 
@@ -20,7 +20,7 @@ def inspect_main(argv: list[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        plan = _plan(arguments)
+        plan = plan_forward(problem_of(arguments), arguments.arch)
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     made = artifacts(plan)
@@ -52,28 +52,7 @@ def keep(made: Artifacts, folder: Path) -> list[Path]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fa4 inspect", description=__doc__)
     parser.add_argument("--arch", default="sm_100a", help="default sm_100a")
-    parser.add_argument("--head-dim", type=int, default=128, help="of Q and K, default 128")
-    parser.add_argument("--head-dim-v", type=int, help="of V, default that of Q and K")
-    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default) or float16")
-    parser.add_argument("--causal", action="store_true")
-    parser.add_argument(
-        "--window", type=int, nargs=2, metavar=("LEFT", "RIGHT"), help="-1 is unbounded"
-    )
-    parser.add_argument("--softcap", action="store_true", help="compile the softcap")
+    add_kernel_options(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX, cubin and SASS")
     return parser
-
-
-def _plan(arguments: argparse.Namespace) -> Plan:
-    left, right = arguments.window or (None, None)
-    problem = example_problem(
-        arguments.head_dim,
-        arguments.head_dim_v,
-        dtype=arguments.dtype,
-        causal=arguments.causal,
-        window_left=left,
-        window_right=right,
-        softcap=1.0 if arguments.softcap else 0.0,
-    )
-    return plan_forward(problem, arguments.arch)

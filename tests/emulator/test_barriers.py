@@ -7,6 +7,7 @@ import pytest
 
 from fa4.emulator.errors import BarrierError, DeadlockError, RegisterError
 from fa4.emulator.labels import BarrierLabel, Labels
+from fa4.emulator.observe import Observer
 from fa4.emulator.program import Schedule
 from tests.emulator.ptx_kernels import KINDS, run, wait
 
@@ -190,8 +191,42 @@ def test_setmaxnreg_errors():
         run("setmaxnreg.dec.sync.aligned.u32 128;", threads=128, directives=".maxnreg 64")
 
 
-def test_events_reach_the_hook():
-    events = []
-    body = INIT.format(count=32) + "mbarrier.arrive.shared.b64 _, [%r1];" + wait("%r1", 0, "W")
-    run(body, smem=64, on_event=events.append)
-    assert [e.kind for e in events if "mbarrier" in e.target] == ["signal"]
+class Notes(Observer):
+    """What an observer is told, as (what, barrier, warps)."""
+
+    def __init__(self):
+        self.seen = []
+
+    def signalled(self, barrier):
+        warps = [warp.index for warp in barrier.cta.cluster.running.acting_warps()]
+        self.seen.append(("signalled", str(barrier)[:9], warps))
+
+    def waited(self, team, wait):
+        warps = [warp.index for warp in team.acting_warps()]
+        self.seen.append(("waited", wait.target()[:9], warps))
+
+    def ended(self, cta):
+        self.seen.append(("ended", "", [warp.index for warp in cta.warps]))
+
+
+def test_an_observer_is_told_who_arrives_and_who_goes_on():
+    notes = Notes()
+    body = INIT.format(count=32) + "setp.lt.u32 %p2, %r99, 32; @%p2 bra ARRIVE;"
+    body += wait("%r1", 0, "W") + "bra END; ARRIVE: mbarrier.arrive.shared.b64 _, [%r1]; END:"
+    run(body, smem=64, threads=64, observer=notes)
+    about_all = [("signalled", "named bar", [0, 1]), ("waited", "named bar", [0, 1])]
+    assert notes.seen[:2] == about_all
+    mbarrier = [note for note in notes.seen if note[1] == "mbarrier "]
+    assert mbarrier == [("signalled", "mbarrier ", [0]), ("waited", "mbarrier ", [1])]
+    assert notes.seen[-1] == ("ended", "", [0, 1])
+
+
+def test_an_observer_tells_warps_in_lock_step_apart():
+    notes = Notes()
+    body = """mov.u32 %r1, smem; setp.eq.u32 %p1, %r99, 0;
+    @%p1 mbarrier.init.shared.b64 [%r1], 32; @%p1 mbarrier.init.shared.b64 [%r1+8], 32;
+    bar.sync 0; shr.u32 %r2, %r99, 5; shl.b32 %r2, %r2, 3; add.u32 %r1, %r1, %r2;
+    mbarrier.arrive.shared.b64 _, [%r1];""" + wait("%r1", 0, "W")
+    run(body, smem=64, threads=64, observer=notes)
+    told = [(what, warps) for what, barrier, warps in notes.seen if barrier == "mbarrier "]
+    assert told == [("signalled", [0]), ("signalled", [1]), ("waited", [0, 1])]

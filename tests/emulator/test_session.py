@@ -184,7 +184,7 @@ def test_lending_memory_and_labels_for_a_block(monkeypatch):
     x, y = vectors()
     labels, seen = fa4.emulator.Labels(warps=("copy",)), []
     run = Program.run
-    monkeypatch.setattr(Program, "run", lambda *args: (seen.append(args[-1]), run(*args))[-1])
+    monkeypatch.setattr(Program, "run", lambda *args: (seen.append(args[4]), run(*args))[-1])
     assert fa4.emulator.current_session() is None
     with fa4.emulator.session() as emulated:
         assert fa4.emulator.current_session() is emulated
