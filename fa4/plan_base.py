@@ -189,9 +189,11 @@ class BasePlan:
             "Take fewer stages.",
         )
         registers = sum(32 * role.warps * role.registers for role in self.roles.values())
+        # the kernel starts with equal shares, in units of 8; setmaxnreg only moves what they hold
+        allowed = chip.registers // self.threads // 8 * 8 * self.threads
         require(
-            registers <= chip.registers,
-            f"{self.name}: {registers=}, {chip.registers} allowed. Give some role fewer.",
+            registers <= allowed,
+            f"{self.name}: {registers=}, {allowed} allowed. Give some role fewer.",
         )
 
 

@@ -81,9 +81,35 @@ class FixedReference:
 
     O / l is right for any reference as long as nothing overflows, which is seen in the end. P in
     bfloat16 has the exponents of float32: the reference may lag by about 2^100.
+    A row that a late key dominates is right but coarse: that key's P is rounded to bfloat16 where
+    it would be exactly 1, while l is not, nor may it be, since the LSE is made from it. Such a key
+    makes the row's sum jump. Then the reference moves to it, as a running maximum would.
     """
 
     limit: float = 2.0**100
+    growth: float = 32.0  # jumps below leave errors that P has at any reference
+
+    def outgrown(self, total: Float32, added: Float32) -> Boolean:
+        """Whether a block adds far more to a row's sum than it was; P of the reference is 1."""
+        return added > cute.math.fma(total, Float32(self.growth), Float32(self.growth))
+
+    @cute.jit
+    def moved(
+        self, row: RowState, top: Float32, jump: Float32, scale_log2: Float32
+    ) -> tuple[RowState, Float32]:
+        """The row with its reference at the largest P of a block, `top`, if `jump` is not 0.
+
+        Returns the factor for O, the sum and P too. A `top` out of range, whose inverse may be
+        flushed to 0, makes the sum infinite: the row does not hold.
+        """
+        factor, maximum, total = Float32(1.0), row.maximum, row.total
+        if jump != 0.0:
+            factor = cute.arch.rcp_approx(top)
+            maximum = row.maximum + cute.math.log2(top, fastmath=True) / scale_log2
+            total = row.total * factor
+            if not top < self.limit:
+                total = Float32.inf
+        return RowState(maximum, total), factor
 
     @cute.jit
     def holds(self, row: RowState, sees_a_key: Boolean) -> Boolean:

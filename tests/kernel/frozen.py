@@ -7,7 +7,7 @@ import torch
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def jump(inputs: Tensors, bits: int, *rows: slice) -> Tensors:
+def jump(inputs: Tensors, bits: float, *rows: slice) -> Tensors:
     """P of the first key, for these rows alone, 2^bits above a reference from the last keys.
 
     Channel 0 of the queries is 1 in these rows and 0 in others, and that of the first key what

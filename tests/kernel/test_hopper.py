@@ -1,5 +1,7 @@
 """The Hopper kernel in the emulator: right answers, frozen references."""
 
+import math
+
 import pytest
 import torch
 
@@ -65,6 +67,16 @@ def test_reference_that_a_later_score_overtakes(bits: int, mask: str) -> None:
     inputs = jump(draw((200, 300), (64, 64), torch.bfloat16), bits, slice(100, 130))
     out, lse = attend(inputs, **MASKS[mask])
     check(inputs, out, lse, **MASKS[mask])
+
+
+def test_a_late_key_that_dominates_is_exact() -> None:
+    """Its P lies half way between two bfloat16 numbers if the reference stays behind: O is off by
+    a unit then, where V times 1 is exact."""
+    halfway = math.log2(1.0 + 2.0**-8)
+    q, k, v = jump(draw((130, 300), (64, 64), torch.bfloat16), 30.0 + halfway, slice(0, 100))
+    v[:, 0] = 255.0 / 64.0
+    out, _ = attend((q, k, v))
+    assert (out[:, :100] == 255.0 / 64.0).all()
 
 
 def test_alternating_tiles_are_done_again() -> None:

@@ -164,3 +164,11 @@ def test_lengths_are_planned_in_classes() -> None:
 def test_only_bfloat16_freezes_its_reference() -> None:
     assert plan_forward(problem(), "sm_90a").fixed_reference
     assert not plan_forward(problem(dtype="float16"), "sm_90a").fixed_reference
+
+
+def test_registers_must_fit_what_the_kernel_starts_with() -> None:
+    """384 threads start with 168 each, 64512 in all: 65536 would leave setmaxnreg waiting."""
+    plan = plan_forward(problem(head_dim=256, head_dim_v=256), "sm_90a")
+    greedy = replace(plan, tuning=replace(plan.tuning, registers=(240, 32)))
+    with pytest.raises(ValueError, match="registers=65536, 64512 allowed"):
+        greedy.check()

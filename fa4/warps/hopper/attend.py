@@ -11,7 +11,14 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
 
 from fa4.numerics.mask import CHUNK, BlockMask, hide
-from fa4.numerics.online_softmax import RowState, RunningMax, new_row, row_maximum, row_total
+from fa4.numerics.online_softmax import (
+    FixedReference,
+    RowState,
+    RunningMax,
+    new_row,
+    row_maximum,
+    row_total,
+)
 from fa4.numerics.pairs import PairMath, packed
 from fa4.numerics.scales import Scales
 from fa4.numerics.softcap import cap_scores
@@ -203,10 +210,10 @@ class Attend:
         Turns(self.plan).hand_on()
         warpgroup.wait_group(1)
         pipes.k_loaded.release(ahead.index)
-        self._softmax(f, row, where, block, masked, running)
+        rescale = self._softmax(f, row, where, block, masked, running)
         warpgroup.wait_group(0)
         pipes.v_loaded.release(ring.index)
-        if running:
+        if rescale:
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):
                 o = f.row(f.o, r)
                 for i in cutlass.range_constexpr(cute.size(o)):
@@ -253,8 +260,11 @@ class Attend:
         block: Int32,
         masked: Boolean,
         running: Boolean,
-    ) -> None:
-        """S -> P in float32, in place, with the rows' sums; the whole warpgroup branches alike."""
+    ) -> Boolean:
+        """S -> P in float32, in place, with the rows' sums; whether O must take the rows' factors.
+
+        The whole warpgroup branches alike on `masked` and `running`.
+        """
         place, scales, see = where
         span = (0, self.plan.n_block // 4)
         if cutlass.const_expr(self.plan.softcap):
@@ -274,13 +284,40 @@ class Attend:
                 state, factor = self.strategy.update_maximum(state, highest, scales.log2)
                 row.maximum[r], row.total[r] = state.maximum, state.total
                 row.factor[r] = factor
+        jumps = [Boolean(False)] * ROWS_PER_THREAD
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             scores = f.row(f.s, r)
             bias = -RowState(row.maximum[r], row.total[r]).reference() * scales.log2
             self.strategy.exponentiate(scores, span, scales.log2, bias)
-            total = row_total(row.total[r], self.strategy.math)
+            total = row_total(Float32(0.0), self.strategy.math)
             total.take(scores, span)
-            row.total[r] = total.value()
+            added = total.value()
+            jumps[r] = FixedReference().outgrown(row.total[r], added)
+            row.total[r] = row.total[r] + added
+        if cutlass.const_expr(self.plan.fixed_reference):
+            running = self._follow_jumps(f, row, jumps, scales) | running
+        return running
+
+    @cute.jit
+    def _follow_jumps(
+        self, f: Fragments, row: Row, jumps: list[Boolean], scales: Scales
+    ) -> Boolean:
+        """Move the reference of rows that outgrew it to the top of this block; whether any did."""
+        any_jump = cute.arch.vote_any_sync(jumps[0] | jumps[1])
+        if any_jump:
+            for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+                p = f.row(f.s, r)
+                top = row_maximum(Float32(0.0))
+                top.take(p, (0, cute.size(p)))
+                highest = cute.arch.warp_reduction_max(top.value(), threads_in_group=4)
+                jump = Float32(1.0) if jumps[r] else Float32(0.0)
+                jump = cute.arch.warp_reduction_max(jump, threads_in_group=4)
+                state = RowState(row.maximum[r], row.total[r])
+                state, factor = FixedReference().moved(state, highest, jump, scales.log2)
+                row.maximum[r], row.total[r], row.factor[r] = state.maximum, state.total, factor
+                for i in cutlass.range_constexpr(cute.size(p)):
+                    p[i] = p[i] * factor
+        return any_jump
 
     @cute.jit
     def _hide(self, scores: cute.Tensor, mask: BlockMask, thread: Int32) -> None:
