@@ -56,6 +56,7 @@ class Line:
 # buffer lets short sequences load the next Q in time.
 TUNED = (
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), most_keys=LONG),
+    Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), masked=True, most_keys=2 * LONG),
     Line((64, 64), HopperTuning(3, 128, 3, 2, (160, 24), ping_pong=True)),
     Line((96, 96), HopperTuning(3, 96, 3, 2, (160, 24))),
     Line((128, 128), HopperTuning(3, 64, 3, 2, (160, 24))),

@@ -138,7 +138,8 @@ class Attend:
         Turns(self.plan).hand_on()
         warpgroup.wait_group(0)
         pipes.k_loaded.release(ring.index)
-        self._softmax(f, row, (place, scales, see), last - 1, Boolean(True), Boolean(True))
+        everything = Boolean(True), Boolean(True), False
+        self._softmax(f, row, (place, scales, see), last - 1, *everything)
         self._round_p(f)
         if cutlass.const_expr(self.plan.tuning.q_stages > 1):
             Output(self.plan).hand_back(pipes, place, started)
@@ -210,7 +211,8 @@ class Attend:
         Turns(self.plan).hand_on()
         warpgroup.wait_group(1)
         pipes.k_loaded.release(ahead.index)
-        rescale = self._softmax(f, row, where, block, masked, running)
+        follow = self.plan.fixed_reference
+        rescale = self._softmax(f, row, where, block, masked, running, follow)
         warpgroup.wait_group(0)
         pipes.v_loaded.release(ring.index)
         if rescale:
@@ -260,10 +262,12 @@ class Attend:
         block: Int32,
         masked: Boolean,
         running: Boolean,
+        follow: cutlass.Constexpr[bool],
     ) -> Boolean:
         """S -> P in float32, in place, with the rows' sums; whether O must take the rows' factors.
 
-        The whole warpgroup branches alike on `masked` and `running`.
+        The whole warpgroup branches alike on `masked` and `running`. follow: whether a frozen
+        reference may have to move.
         """
         place, scales, see = where
         span = (0, self.plan.n_block // 4)
@@ -294,7 +298,7 @@ class Attend:
             added = total.value()
             jumps[r] = FixedReference().outgrown(row.total[r], added)
             row.total[r] = row.total[r] + added
-        if cutlass.const_expr(self.plan.fixed_reference):
+        if cutlass.const_expr(follow):
             running = self._follow_jumps(f, row, jumps, scales) | running
         return running
 
