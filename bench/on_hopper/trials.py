@@ -10,6 +10,7 @@ from fa4.on_hopper.modes import Modes
 from fa4.variants import variants
 
 LONGEST = 8192
+EVERY = 21  # one problem of these has LONGEST queries and keys; the variants come round every 64
 VARIANTS = variants("sm_100a")
 
 SKEW = 60.0  # microseconds
@@ -50,6 +51,8 @@ def variant_trial(seed: int) -> Trial:
         options["window_size"] = (left, right if variant.mask == "window" else None)
     if variant.softcap:
         options["softcap"] = rng.choice(SOFTCAPS)
+    if seed % EVERY == 0:
+        trial = replace(trial, batch=1, lengths=(LONGEST, LONGEST), heads=(1, 1))
     return replace(trial, dtype=variant.dtype, options=options)
 
 
