@@ -161,7 +161,7 @@ class _Rewriter:
         return f"""
 .reg .b64 %fa4_sm;
 .reg .b32 %fa4_me, %fa4_nap, %fa4_held;
-.local .align 8 .b8 fa4_pending[{8 * PENDING if self.modes.lazy else 8}];
+{f".local .align 8 .b8 fa4_pending[{8 * PENDING}];" if self.modes.lazy else ""}
 {{
 .reg .pred p; .reg .b32 x, y;
 ld.param.u64 %fa4_sm, [fa4_workspace];
