@@ -30,7 +30,7 @@ _NAPPING = re.compile(
     r"mbarrier\.(try_wait|arrive)|bar(rier)?(\.cta)?\.(sync|arrive)|bar\.warp\.sync"
     r"|cp\.async\.bulk\.tensor|tcgen05\.(ld|st|commit|wait)"
 )
-_THREADS = re.compile(r"\.reqntid\s+(\d+)(?:\s*,\s*1)*(?!\s*,)")
+_THREADS = re.compile(r"\.reqntid\s+(\d+)\b(?:\s*,\s*1\b)*(?!\s*,)")
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class _Rewriter:
 
     def body(self, start: int, end: int) -> str:
         """The kernel's own code, between its braces."""
-        special = re.search(r"%(n?warpid|ntid)\b", self.text[start:end])
-        if special and special[0] != "%warpid":
+        special = re.search(r"%(nwarpid|ntid)\b", self.text[start:end])
+        if special:
             raise NotCovered(f"the kernel reads {special[0]}, which counts the tensor core's warps")
         pieces, last = [], start
         for match in _STATEMENT.finditer(self.text, start, end):

@@ -87,6 +87,8 @@ def test_kernels_that_are_not_covered():
         rewrite(kernel(alloc), "k")
     with pytest.raises(NotCovered, match="number of threads is not known"):
         rewrite(module(""), "k")
+    with pytest.raises(NotCovered, match="number of threads is not known"):
+        rewrite(module("", directives=".reqntid 128, 2, 1"), "k")
     with pytest.raises(NotCovered, match="multiple of 128"):
         rewrite(module("", directives=".reqntid 96, 1, 1"), "k")
     with pytest.raises(NotCovered, match="reads %ntid"):
