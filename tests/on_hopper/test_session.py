@@ -1,12 +1,13 @@
 """The public context manager on a machine without a Hopper GPU, and its parts."""
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fa4
-from fa4 import on_hopper
+from fa4 import api, emulator, launch, on_hopper
 from fa4.emulator import current_session
 from fa4.emulator.cuda_runtime import Kernel, RawLaunch
 from fa4.on_hopper import sessions
@@ -14,6 +15,8 @@ from fa4.on_hopper import workspace as ws
 from fa4.on_hopper.arguments import ExtendedArguments
 from fa4.on_hopper.instructions import NotCovered
 from fa4.on_hopper.rewrite import Rewritten
+from fa4.plan import plan_forward
+from fa4.problem import example_problem
 
 
 def test_without_a_gpu(monkeypatch):
@@ -33,10 +36,29 @@ def test_on_another_gpu(monkeypatch):
     assert current_session() is None
 
 
-def test_cpu_tensors_are_refused(monkeypatch):
+@pytest.fixture
+def hopper(monkeypatch):
+    """A machine that says it has a Hopper GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(sessions, "require_hopper", lambda _: None)
+
+
+def test_cuda_tensors_get_the_blackwell_kernel(hopper):
+    device = torch.device("cuda", 0)
+    q = SimpleNamespace(is_cpu=False, device=device)
+    problem, strides = example_problem(64), ((64, 64, 64, 1),) * 4
+    assert api._foreign_arch(q) is None
+    with on_hopper.session():
+        assert api._foreign_arch(q) == "sm_100a"
+        made = launch.prepare(problem, plan_forward(problem), strides, device, True)
+        assert isinstance(made, launch._SessionLaunch)
+        with emulator.session():
+            assert api._foreign_arch(q) is None, "the innermost session counts"
+    assert current_session() is None
+
+
+def test_cpu_tensors_are_refused(hopper):
     q = torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16)
     with on_hopper.session(), pytest.raises(ValueError, match="takes cuda tensors"):
         fa4.flash_attn_func(q, q, q)
