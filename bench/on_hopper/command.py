@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "seconds": round(time.monotonic() - begin, 1),
-        "command": "python -m bench on-hopper " + " ".join(argv),
+        "seeds": [options.first, options.first + options.count - 1],
+        "against_emulator": options.emulator,
     }
     if options.json:
         options.json.write_text(json.dumps(report | {"runs": records}, indent=1) + "\n")
