@@ -16,6 +16,7 @@ import torch
 
 from bench.on_hopper.trials import MODES, VARIANTS, Task, small_trial, variant_trial
 from bench.on_hopper.work import work
+from fa4.reference import AGREEING
 
 PATIENCE = 150.0  # seconds after the time is spent until a silent process counts as lost
 
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(report | {"runs": records}, indent=1) + "\n")
     print(json.dumps(report, indent=1))
-    return 1 if report["failed"] or report["left"] else 0
+    return 1 if report["failed"] or report["left"] or report.get("agreeing", 1) < AGREEING else 0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -70,7 +71,8 @@ def planned(options: argparse.Namespace) -> list[Task]:
 def summary(records: list[dict[str, Any]], planned_runs: int) -> dict[str, Any]:
     """Counts by mode, the first failures, and the worst errors."""
     failed = [r for r in records if r["fault"]]
-    agreeing = [r["agreeing"] for r in records if "agreeing" in r]
+    emulated = [r for r in records if "agreeing" in r]
+    elements = sum(r["elements"] for r in emulated)
     return {
         "ran": len(records),
         "failed": len(failed),
@@ -79,7 +81,15 @@ def summary(records: list[dict[str, Any]], planned_runs: int) -> dict[str, Any]:
         "kernels": len({r["kernel"] for r in records if r.get("kernel")}),
         "longest_kernel_seconds": max((r.get("kernel_seconds", 0) for r in records), default=0),
         "kernel_seconds": round(sum(r.get("kernel_seconds", 0) for r in records), 1),
-        "least_agreeing": min(agreeing, default=None),
+        **(
+            {
+                "agreeing": sum(r["agreeing"] * r["elements"] for r in emulated) / elements,
+                "least_agreeing": min(r["agreeing"] for r in emulated),
+                "largest_lse_apart": max(r["lse_apart"] for r in emulated),
+            }
+            if emulated
+            else {}
+        ),
         "faults": [f"{r['mode']} {r['seed']} {r['problem']}: {r['fault']}" for r in failed[:20]],
     }
 

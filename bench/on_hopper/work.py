@@ -12,6 +12,11 @@ from bench.hopper.fuzz import poison_free_memory
 from bench.on_hopper.trials import MODES, Task
 from fa4.reference import AGREEING, UNITS, compare, units_apart
 
+# The GPU's ex2 and rcp err by some 1e-7. A cap of 30 or 50 multiplies that, and then more values of
+# P are rounded the other way; LSE takes the error as it is.
+AGREEING_CAPPED = 0.995
+LSE_APART = 1e-4
+
 
 def work(tasks: Sequence[Task], seconds: float, emulate: bool, results: Any) -> None:
     """Do the tasks on the current CUDA device and put a record of each into the queue `results`.
@@ -76,14 +81,19 @@ def against_emulator(task: Task, found: tuple[torch.Tensor, torch.Tensor]) -> di
 
     inputs = [t.cpu() for t in task.trial.inputs("cuda")]
     out, lse = fa4.flash_attn_func(*inputs, return_lse=True, **task.trial.options)
-    apart = units_apart(out, found[0].cpu())
-    share = (apart <= UNITS[out.dtype]).float().mean().item()
+    units, capped = UNITS[out.dtype], "softcap" in task.trial.options
+    share = (units_apart(out, found[0].cpu()) <= units).float().mean().item()
     seen = torch.isfinite(lse)
     lse_apart = (lse - found[1].cpu())[seen].abs().max().item()
     fault = ""
-    if share < AGREEING or lse_apart > 1e-5:
-        fault = f"{share:.5f} of O within {UNITS[out.dtype]} units, LSE {lse_apart:.1e} apart"
-    return {"agreeing": share, "lse_apart": lse_apart, "fault": fault}
+    if share < (AGREEING_CAPPED if capped else AGREEING) or lse_apart > LSE_APART:
+        fault = f"{share:.5f} of O within {units} units, LSE {lse_apart:.1e} apart"
+    return {
+        "agreeing": share,
+        "elements": out.numel(),
+        "lse_apart": lse_apart,
+        "fault": fault,
+    }
 
 
 def _alive() -> bool:

@@ -74,18 +74,14 @@ def test_no_task_starts_when_the_time_is_spent():
 
 
 def test_summary_counts_what_failed_and_what_is_left():
-    records = [
-        {
-            "mode": "plain",
-            "seed": 1,
-            "problem": "p",
-            "fault": "",
-            "kernel": "a",
-            "agreeing": 0.9995,
-        },
-        {"mode": "all", "seed": 2, "problem": "q", "fault": "wrong", "kernel": "b"},
-    ]
-    found = command.summary(records, 5)
+    one = {"mode": "plain", "seed": 1, "problem": "p", "fault": "", "kernel": "a"}
+    two = {"mode": "all", "seed": 2, "problem": "q", "fault": "wrong", "kernel": "b"}
+    found = command.summary([one, two], 5)
     assert (found["ran"], found["failed"], found["left"], found["kernels"]) == (2, 1, 3, 2)
     assert found["faults"] == ["all 2 q: wrong"]
-    assert found["least_agreeing"] == 0.9995
+    assert "agreeing" not in found
+    one |= {"agreeing": 1.0, "elements": 30, "lse_apart": 1e-6}
+    two |= {"agreeing": 0.5, "elements": 10, "lse_apart": 2e-6}
+    found = command.summary([one, two], 2)
+    assert (found["agreeing"], found["least_agreeing"]) == (0.875, 0.5)
+    assert found["largest_lse_apart"] == 2e-6
