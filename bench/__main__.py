@@ -1,4 +1,4 @@
-"""`python -m bench [static | exp2-share | hopper | overhead | fuzz] [options]`."""
+"""`python -m bench [static | exp2-share | hopper | overhead | fuzz | on-hopper] [options]`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ COMMANDS = {  # imported when asked for: what one needs, the others may lack
     "hopper": "bench.hopper.command",
     "overhead": "bench.overhead",
     "fuzz": "bench.hopper.fuzz",
+    "on-hopper": "bench.on_hopper.command",
 }
 
 

@@ -15,7 +15,7 @@ _HOME = {
     "can_implement": "fa4.api",
     "Support": "fa4.api",
 }
-_SUBMODULES = ("emulator",)
+_SUBMODULES = ("emulator", "on_hopper")
 
 __all__ = ["__version__", *_HOME, *_SUBMODULES]
 

@@ -22,6 +22,7 @@ from fa4.addressing import (
     tma_obstacle,
     with_plain_strides,
 )
+from fa4.emulator.sessions import open_sessions
 from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, default_scale
@@ -94,7 +95,7 @@ def flash_attn_func(
     layouts = _layouts(q, k, v)
     if torch.is_grad_enabled():
         _refuse_gradients(q, k, v)
-    arch = None if q.is_cuda else emulated_arch()
+    arch = None if q.is_cuda and not open_sessions else _foreign_arch(q)
     left, right = _window(window_size)
     call = _prepare(layouts, arch, softmax_scale, causal, left, right, softcap, return_lse)
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
@@ -129,7 +130,7 @@ def can_implement(
         layouts = _layouts(q, k, v)
         if torch.is_grad_enabled():
             _refuse_gradients(q, k, v)
-        arch = None if q.is_cuda else emulated_arch()
+        arch = None if q.is_cuda and not open_sessions else _foreign_arch(q)
         _resolve(layouts, arch, softmax_scale, causal, *_window(window_size), softcap)
     except (TypeError, ValueError, NotImplementedError) as error:
         return Support(False, str(error))
@@ -193,7 +194,7 @@ def _prepare(
     softcap: float,
     with_lse: bool,
 ) -> _Call:
-    """Check, plan, compile. `arch`: of the emulator, for tensors on the CPU."""
+    """Check, plan, compile. `arch`: None for the device's own, see `_foreign_arch`."""
     problem, plan = _resolve(layouts, arch, scale, causal, left, right, softcap)
     (_, _, dtype, device), strides = layouts[0], [layout[1] for layout in layouts]
     batch, rows, heads, dim = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
@@ -244,8 +245,7 @@ def _resolve(
         softcap=softcap,
         scale=default_scale(head_dim) if scale is None else scale,
     )
-    device = devices[0]
-    return problem, plan_forward(problem, arch if device.type == "cpu" else native_arch(device))
+    return problem, plan_forward(problem, arch or native_arch(devices[0]))
 
 
 def _sizes(q: torch.Size, k: torch.Size, v: torch.Size) -> tuple[int, ...]:
@@ -292,6 +292,15 @@ def emulated_arch() -> str:
             f"FA4_EMULATE_ARCH is {arch!r}; this version emulates {', '.join(EMULATED_ARCHS)}."
         )
     return arch
+
+
+def _foreign_arch(q: torch.Tensor) -> str | None:
+    """Architecture to compile for where kernels do not run natively: in the emulator, or in a
+    session that takes CUDA tensors."""
+    if q.is_cpu:
+        return emulated_arch()
+    here = open_sessions[-1] if open_sessions else None
+    return here.arch if here is not None and here.takes == q.device.type else None
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""`python -m fa4` and the console script `fa4`: demo, doctor, inspect, profile."""
+"""`python -m fa4` and the console script `fa4`: demo, doctor, inspect, profile, verify."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "doctor": ("fa4.doctor", "doctor_main"),
     "inspect": ("fa4.profile", "inspect_main"),
     "profile": ("fa4.profile", "profile_main"),
+    "verify": ("fa4.verify.command", "verify_main"),
 }
 
 USAGE = """\
@@ -23,6 +24,7 @@ usage: fa4 COMMAND [options]        (or python -m fa4 COMMAND)
   doctor    versions, GPUs, toolchain, and what will run where
   inspect   what the compiler made of each warp role: instructions, registers, memory
   profile   what each warp role waits for: emulated, recorded on a GPU, or sampled by ncu
+  verify    climb the ladder of evidence with every kernel: compile, emulate, schedules, Hopper
 
 `fa4 COMMAND --help` lists the options of a command."""
 

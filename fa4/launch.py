@@ -16,7 +16,7 @@ import torch
 
 from fa4.arguments import SIZES, pack_per_call, pack_rest
 from fa4.compile import HostFunction, compile_forward
-from fa4.emulator import BarrierLabel, Labels, current_session, session
+from fa4.emulator import BarrierLabel, Labels, Session, current_session, session
 from fa4.emulator.errors import EmulatorError
 from fa4.emulator.hook import the_hook
 from fa4.pipeline import barriers
@@ -40,20 +40,20 @@ def prepare(
     with_lse: bool,
 ) -> Launch:
     """What runs attention: `launch(q, k, v, out, lse)`, on the current stream of a CUDA device or
-    emulated.
+    in a session.
 
     Shapes: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), out (B, Sq, H, Dv), lse (B, H, Sq)
     float32 and contiguous, or None without `with_lse`: then none is written. `strides`, in
     elements, are those of q, k, v and out; bases and all strides but the last (1) are multiples of
     16 bytes. A launch checks none of this. Threads may share it.
 
-    Compiles and loads the kernel of a CUDA device. Raises ValueError for CUDA tensors inside an
-    emulator session, here and at each launch: kernels run on host memory there.
+    Compiles and loads the kernel of a CUDA device. Raises ValueError inside a session that takes
+    tensors of another kind of device, here and at each launch.
     """
-    rest = _rest(problem, plan, strides, with_lse)
-    if device.type == "cpu":
-        return _EmulatedLaunch(plan, rest)
-    _refuse_session(device.index)
+    rest, here = _rest(problem, plan, strides, with_lse), current_session()
+    _check_session(here, device)
+    if device.type == "cpu" or here is not None:
+        return _SessionLaunch(plan, rest)
     with torch.cuda.device(device):
         return _NativeLaunch(
             plan,
@@ -88,8 +88,10 @@ class _NativeLaunch:
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
-        if current_session() is not None:
-            _refuse_session(self.device)
+        here = current_session()
+        if here is not None:
+            _check_session(here, q.device)
+            raise ValueError(f"a native launch inside {here.name}; call outside of the session.")
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 self(q, k, v, out, lse)
@@ -108,8 +110,8 @@ class _NativeLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class _EmulatedLaunch:
-    """Launches in the innermost open session, or in one of its own with the default schedule."""
+class _SessionLaunch:
+    """Launches in the innermost open session, or in one of the emulator's with its defaults."""
 
     plan: BasePlan
     rest: bytes
@@ -129,10 +131,15 @@ class _EmulatedLaunch:
         with ExitStack() as stack:
             stack.enter_context(_zero_if_aborted(counter))
             here = current_session() or stack.enter_context(session(arch=plan.arch))
+            _check_session(here, q.device)
             stack.enter_context(here.lend(memory, labels(plan)))
             stack.enter_context(the_hook().call())
+            stream = 0
+            if q.is_cuda:
+                stack.enter_context(torch.cuda.device(q.device))
+                stream = torch.cuda.current_stream().cuda_stream
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
-            _check(compile_forward(plan, emulated=True)(block, 0), plan)
+            _check(compile_forward(plan, emulated=True)(block, stream), plan)
 
 
 def _check(error: int, plan: BasePlan) -> None:
@@ -141,11 +148,12 @@ def _check(error: int, plan: BasePlan) -> None:
         raise RuntimeError(f"The launch of {plan.name} failed with {name}.")
 
 
-def _refuse_session(device: int) -> None:
-    if current_session() is not None:
+def _check_session(here: Session | None, device: torch.device) -> None:
+    """What is loaded in a session stays bound to it, and would see addresses of another memory."""
+    if here is not None and here.takes != device.type:
         raise ValueError(
-            f"q is on cuda:{device} inside fa4.emulator.session(), where kernels run on host "
-            "memory; pass CPU tensors, or call outside of the session."
+            f"q is on {device} inside {here.name}, which takes {here.takes} tensors; "
+            "pass those, or call outside of the session."
         )
 
 

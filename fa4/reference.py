@@ -15,6 +15,10 @@ OUT_FACTOR = 1.5  # O may err this many times as much as torch's attention in th
 OUT_SLACK = 1e-3  # plus this,
 LSE_TOLERANCE = 5e-4  # and LSE by this
 
+# Two runs of one kernel, on a GPU and in the emulator: exp2 and reciprocal of GPUs are approximate
+AGREEING = 0.999  # of the elements of O lie within
+UNITS = {torch.bfloat16: 1, torch.float16: 8}  # one unit in the last place of bfloat16
+
 
 def visible_keys(problem: Problem, device: torch.device | str = "cpu") -> torch.Tensor:
     """Boolean (seqlen_q, seqlen_k): True where query i may see key j."""
@@ -118,6 +122,16 @@ def compare(
         torch_error=_largest(attention_in_dtype(problem, *inputs).float() - expected_out),
         lse_error=_largest(torch.where(lse == expected_lse, 0.0, lse - expected_lse)),
     )
+
+
+def units_apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How many representable numbers lie between two tensors of 16-bit floats, elementwise."""
+
+    def ordered(x: torch.Tensor) -> torch.Tensor:
+        bits = x.contiguous().view(torch.int16).int()
+        return torch.where(bits < 0, -32768 - bits, bits)
+
+    return (ordered(a) - ordered(b)).abs()
 
 
 def _heads_first(t: torch.Tensor, problem: Problem) -> torch.Tensor:

@@ -132,8 +132,8 @@ def failure(trial: Trial, attention: Attention, device: str) -> str:
     try:
         problem, inputs = trial.problem(), trial.inputs(device)
         q, _, v = inputs
-        _poison_free_memory((*q.shape[:3], v.shape[3]), q.dtype, device)
-        _poison_free_memory((q.shape[0], q.shape[2], q.shape[1]), torch.float32, device)
+        poison_free_memory((*q.shape[:3], v.shape[3]), q.dtype, device)
+        poison_free_memory((q.shape[0], q.shape[2], q.shape[1]), torch.float32, device)
         out, lse = attention(*inputs, **trial.options)
         agreement = compare(problem, inputs, out, lse)
     except Exception as error:  # whatever it is, it is the finding
@@ -154,7 +154,7 @@ def text(search: Search, result: Result, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def _poison_free_memory(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+def poison_free_memory(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
     """Leave NaN where the allocator puts the next tensor of this size: an unwritten result."""
     torch.full(shape, torch.nan, dtype=dtype, device=device)
 

@@ -97,14 +97,14 @@ class Trial:
                 k[:, key] *= 2.0 ** rng.uniform(2.0, 5.0)
 
 
-def draw(seed: int, head_dims: Sequence[tuple[int, int]] = ()) -> Trial:
-    """The problem of a seed; `head_dims` restricts it to those pairs."""
+def draw(seed: int, head_dims: Sequence[tuple[int, int]] = (), longest: int = LONGEST) -> Trial:
+    """The problem of a seed; `head_dims` restricts it to those pairs, `longest` its lengths."""
     rng = random.Random(seed)
     dims = _head_dims(rng, head_dims)
     heads_kv = rng.choice((1, 1, 2, 3, 4, 8))
     heads_q = heads_kv * rng.choice((1, 1, 1, 2, 3, 4, 8))
-    seqlen_q = _length(rng)
-    seqlen_k = seqlen_q if rng.random() < 0.4 else _length(rng)
+    seqlen_q = _length(rng, longest)
+    seqlen_k = seqlen_q if rng.random() < 0.4 else _length(rng, longest)
     batch = rng.choice((1, 1, 2, 3, 5))
     while not _fits(batch, seqlen_q, seqlen_k, heads_q, dims[0]):
         if batch > 1:
@@ -136,13 +136,13 @@ def _head_dims(rng: random.Random, chosen: Sequence[tuple[int, int]]) -> tuple[i
     return (8 * rng.randint(1, 16),) * 2
 
 
-def _length(rng: random.Random) -> int:
+def _length(rng: random.Random, longest: int) -> int:
     kind = rng.random()
     if kind < 0.02:
         return 0
     if kind < 0.35:
         return rng.choice(EDGES)
-    return round(2.0 ** rng.uniform(0.0, LONGEST.bit_length() - 1))
+    return round(2.0 ** rng.uniform(0.0, longest.bit_length() - 1))
 
 
 def _fits(batch: int, seqlen_q: int, seqlen_k: int, heads: int, head_dim: int) -> bool:

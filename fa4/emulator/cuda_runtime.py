@@ -87,7 +87,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class RawLaunch:
-    """One `cudaLaunchKernelEx`: `arguments` is the address of an array of parameter addresses."""
+    """One `cudaLaunchKernelEx`: `arguments` is the address of an array of parameter addresses.
+
+    `stream` is the CUDA stream's handle, of which an emulator needs nothing.
+    """
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -95,6 +98,7 @@ class RawLaunch:
     cluster: tuple[int, int, int]
     smem_bytes: int
     arguments: int
+    stream: int = 0
 
 
 class _Thread(threading.local):
@@ -193,7 +197,7 @@ class EmulatedRuntime:
             raise RuntimeError(f"kernel handle {kernel!r} was not loaded in the emulator")
         c = config.contents
         grid, block = c.grid.as_tuple(), c.block.as_tuple()
-        launch = RawLaunch(entry, grid, block, c.cluster(), c.smem_bytes, arguments)
+        launch = RawLaunch(entry, grid, block, c.cluster(), c.smem_bytes, arguments, c.stream or 0)
         self._on_launch(launch)
 
     def _device_attribute(self, value: object, attribute: int, _device: int) -> None:

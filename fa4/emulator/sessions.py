@@ -5,6 +5,7 @@ import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import ClassVar
 
 from fa4.emulator.labels import Labels
 from fa4.emulator.observe import Observer
@@ -80,6 +81,8 @@ class Session:
     device: Device | None = None
     observer: Observer | None = None
     launches: list[LaunchRecord] = field(default_factory=list)
+    name: ClassVar[str] = "fa4.emulator.session()"
+    takes: ClassVar[str] = "cpu"  # the kind of device that the tensors of its launches are on
 
     def __post_init__(self) -> None:
         if self.schedule not in _SCHEDULES:

@@ -11,13 +11,17 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Golden:
-    """One problem: `kernel` is "fa4" or "flash-attn-4"; lengths are (queries, keys)."""
+    """One problem: `kernel` is "fa4", "flash-attn-4" or "blackwell"; lengths are (queries, keys).
+
+    "blackwell" is fa4's kernel for sm_100a, run on a Hopper GPU by `fa4.on_hopper`.
+    """
 
     kernel: str
     head_dim: int
     causal: bool
     dtype: torch.dtype = torch.bfloat16
     lengths: tuple[int, int] = (150, 200)
+    head_dim_v: int | None = None  # None: as head_dim
 
     @property
     def name(self) -> str:
@@ -28,7 +32,8 @@ class Golden:
         """q, k, v with two query heads on one, from numpy's generator: the same everywhere."""
         draw = np.random.default_rng(2611).standard_normal
         rows, keys = self.lengths
-        shapes = ((1, rows, 2, self.head_dim), *[(1, keys, 1, self.head_dim)] * 2)
+        v_dim = self.head_dim if self.head_dim_v is None else self.head_dim_v
+        shapes = ((1, rows, 2, self.head_dim), (1, keys, 1, self.head_dim), (1, keys, 1, v_dim))
         q, k, v = (torch.from_numpy(draw(s, dtype=np.float32)).to(self.dtype) for s in shapes)
         return q, k, v
 
@@ -53,6 +58,11 @@ CASES = (
     Golden("fa4", 128, causal=True),
     Golden("fa4", 256, causal=True),
     Golden("fa4", 128, causal=True, dtype=torch.float16),
+    Golden("blackwell", 64, causal=True),
+    Golden("blackwell", 96, causal=False, dtype=torch.float16),
+    Golden("blackwell", 128, causal=True),
+    Golden("blackwell", 128, causal=False),
+    Golden("blackwell", 192, causal=True, head_dim_v=128),
     Golden("flash-attn-4", 64, causal=False),
     Golden("flash-attn-4", 128, causal=True),
 )

@@ -5,30 +5,22 @@ import torch
 
 import fa4
 from fa4 import emulator
+from fa4.reference import AGREEING, UNITS, units_apart
 from tests.golden.cases import CASES, Golden
 
-AGREEING = 0.999  # of the elements: exp2 and reciprocal of the GPU are approximate
-UNITS = {torch.bfloat16: 1, torch.float16: 8}  # one unit in the last place of bfloat16
-
-
-def units_apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How many representable numbers lie between two 16-bit floats."""
-
-    def ordered(x: torch.Tensor) -> torch.Tensor:
-        bits = x.contiguous().view(torch.int16).int()
-        return torch.where(bits < 0, -32768 - bits, bits)
-
-    return (ordered(a) - ordered(b)).abs()
+ARCHS = {"fa4": "sm_90a", "blackwell": "sm_100a"}
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case.kernel == "fa4"], ids=lambda case: case.name
+    "case", [case for case in CASES if case.kernel in ARCHS], ids=lambda case: case.name
 )
-def test_emulated_hopper_is_what_the_gpu_computed(
+def test_the_emulator_computes_what_the_gpu_did(
     case: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_90a")
-    with emulator.session(arch="sm_90a"):
+    """Hopper's kernels ran natively, Blackwell's with tensor memory in software."""
+    arch = ARCHS[case.kernel]
+    monkeypatch.setenv("FA4_EMULATE_ARCH", arch)
+    with emulator.session(arch=arch):
         out, lse = fa4.flash_attn_func(*case.inputs(), causal=case.causal, return_lse=True)
     expected_out, expected_lse = case.load()
     apart = units_apart(out, expected_out)

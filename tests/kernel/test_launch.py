@@ -157,7 +157,7 @@ def test_threads_may_share_a_launch(gpu: Gpu) -> None:
 
 
 def test_cuda_tensors_are_refused_inside_a_session(gpu: Gpu) -> None:
-    run, message = native(gpu), r"q is on cuda:1 inside.*CPU tensors"
+    run, message = native(gpu), r"q is on cuda:1 inside.*takes cpu tensors"
     with emulator.session():
         with pytest.raises(ValueError, match=message):
             native(gpu)
@@ -168,7 +168,7 @@ def test_cuda_tensors_are_refused_inside_a_session(gpu: Gpu) -> None:
 
 def test_cpu_tensors_are_emulated(gpu: Gpu) -> None:
     run = launch.prepare(PROBLEM, plan_forward(PROBLEM), STRIDES, torch.device("cpu"), True)
-    assert isinstance(run, launch._EmulatedLaunch)
+    assert isinstance(run, launch._SessionLaunch)
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])

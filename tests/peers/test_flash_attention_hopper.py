@@ -4,8 +4,8 @@ import pytest
 
 from fa4.emulator import wgmma
 from fa4.emulator.patching import replaced
+from fa4.reference import AGREEING, UNITS, units_apart
 from tests.golden.cases import CASES
-from tests.golden.test_golden import AGREEING, UNITS, units_apart
 from tests.peers.attention_checks import assert_agrees, attention, forward, random_qkv
 from tests.peers.stand_in import emulated_peers, require
 

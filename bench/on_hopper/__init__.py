@@ -1,0 +1,1 @@
+"""Blackwell's kernels on a Hopper GPU, against the reference and against the emulator."""

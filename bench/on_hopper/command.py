@@ -1,0 +1,136 @@
+"""`python -m bench on-hopper`: Blackwell's forward kernels on this Hopper GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+
+from bench.on_hopper.trials import MODES, VARIANTS, Task, small_trial, variant_trial
+from bench.on_hopper.work import work
+from fa4.reference import AGREEING
+
+PATIENCE = 150.0  # seconds after the time is spent until a silent process counts as lost
+
+
+def main(argv: list[str]) -> int:
+    """Run, print and save; 1 when something failed or is left."""
+    options = parse(argv)
+    if not torch.cuda.is_available():
+        print("No CUDA device here: this command runs kernels on a Hopper GPU.")
+        return 2
+    tasks = planned(options)
+    begin = time.monotonic()
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {len(tasks)} runs", flush=True
+    )
+    records = list(_shown(_results(options, tasks), len(tasks), begin))
+    report = summary(records, len(tasks)) | {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "seconds": round(time.monotonic() - begin, 1),
+        "seeds": [options.first, options.first + options.count - 1],
+        "against_emulator": options.emulator,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(report | {"runs": records}, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+    return 1 if report["failed"] or report["left"] or report.get("agreeing", 1) < AGREEING else 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Options; wrong ones end the program."""
+    parser = argparse.ArgumentParser(prog="python -m bench on-hopper", description=__doc__)
+    parser.add_argument("--count", type=int, default=500, help="problems, each in every mode")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first problem")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--seconds", type=float, default=240.0, help="start nothing after this")
+    parser.add_argument("--jobs", type=int, default=8, help="processes: kernels compile at once")
+    parser.add_argument("--json", type=Path, help="write every run to this file")
+    parser.add_argument(
+        "--emulator", action="store_true", help="small problems, compared with the emulator too"
+    )
+    return parser.parse_args(argv)
+
+
+def planned(options: argparse.Namespace) -> list[Task]:
+    """Every problem in every mode."""
+    trial = small_trial if options.emulator else variant_trial
+    seeds = range(options.first, options.first + options.count)
+    return [Task(trial(seed), mode) for seed in seeds for mode in options.modes]
+
+
+def summary(records: list[dict[str, Any]], planned_runs: int) -> dict[str, Any]:
+    """Counts by mode, the first failures, and the worst errors."""
+    failed = [r for r in records if r["fault"]]
+    emulated = [r for r in records if "agreeing" in r]
+    elements = sum(r["elements"] for r in emulated)
+    return {
+        "ran": len(records),
+        "failed": len(failed),
+        "left": planned_runs - len(records),
+        "by_mode": dict(Counter(r["mode"] for r in records)),
+        "kernels": len({r["kernel"] for r in records if r.get("kernel")}),
+        "longest_kernel_seconds": max((r.get("kernel_seconds", 0) for r in records), default=0),
+        "kernel_seconds": round(sum(r.get("kernel_seconds", 0) for r in records), 1),
+        **(
+            {
+                "agreeing": sum(r["agreeing"] * r["elements"] for r in emulated) / elements,
+                "least_agreeing": min(r["agreeing"] for r in emulated),
+                "largest_lse_apart": max(r["lse_apart"] for r in emulated),
+            }
+            if emulated
+            else {}
+        ),
+        "faults": [f"{r['mode']} {r['seed']} {r['problem']}: {r['fault']}" for r in failed[:20]],
+    }
+
+
+def _results(options: argparse.Namespace, tasks: list[Task]) -> Iterator[dict[str, Any]]:
+    """Records of all processes; a variant belongs to one, so that none is compiled twice."""
+    context = get_context("spawn")
+    queue = context.Queue()
+    shares = [
+        [t for t in tasks if t.trial.seed % len(VARIANTS) % options.jobs == job]
+        for job in range(options.jobs)
+    ]
+    processes = [
+        context.Process(
+            target=work, args=(share, options.seconds, options.emulator, queue), daemon=True
+        )
+        for share in shares
+        if share
+    ]
+    for process in processes:
+        process.start()
+    running, deadline = len(processes), time.monotonic() + options.seconds + PATIENCE
+    while running and time.monotonic() < deadline:
+        try:
+            record = queue.get(timeout=5.0)
+        except Empty:
+            if not any(process.is_alive() for process in processes):
+                return
+            continue
+        if record is None:
+            running -= 1
+        else:
+            yield record
+
+
+def _shown(
+    records: Iterator[dict[str, Any]], planned_runs: int, begin: float
+) -> Iterator[dict[str, Any]]:
+    for number, record in enumerate(records, 1):
+        if record["fault"]:
+            print(f"FAIL {record['mode']} {record['problem']}: {record['fault']}", flush=True)
+        if number % 50 == 0 or number == planned_runs:
+            print(f"{number}/{planned_runs}, {time.monotonic() - begin:.0f} s", flush=True)
+        yield record

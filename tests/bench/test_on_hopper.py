@@ -1,0 +1,87 @@
+"""`bench on-hopper`: its problems go through all kernels, and nothing that happens is lost."""
+
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from bench.on_hopper import command, work
+from bench.on_hopper.trials import LONGEST, MODES, VARIANTS, Task, small_trial, variant_trial
+from fa4.plan import plan_forward
+
+
+@pytest.mark.parametrize("trial", [variant_trial, small_trial])
+def test_problems_go_through_the_variants_in_turn(trial):
+    for seed in range(3 * len(VARIANTS)):
+        assert plan_forward(trial(seed).problem()) == VARIANTS[seed % len(VARIANTS)].plan
+
+
+def test_problems_are_random_and_long_ones_among_them():
+    trials = [variant_trial(seed) for seed in range(500)]
+    assert len({str(trial) for trial in trials}) == 500
+    lengths = [trial.lengths for trial in trials]
+    assert lengths.count((LONGEST, LONGEST)) == 24
+    assert max(max(pair) for pair in lengths) == LONGEST
+    assert str(variant_trial(77)) == str(trials[77])
+
+
+def test_every_problem_is_planned_in_every_mode():
+    tasks = command.planned(command.parse(["--first", "5", "--count", "3"]))
+    assert [(task.trial.seed, task.mode) for task in tasks] == [
+        (seed, mode) for seed in (5, 6, 7) for mode in MODES
+    ]
+
+
+TASK = Task(small_trial(0), "all")
+
+
+def outcomes(monkeypatch, *results):
+    left = list(results)
+
+    def run(*_):
+        result = left.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(work, "run", run)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    queue = SimpleQueue()
+    work.work([TASK] * len(results), 60.0, False, queue)
+    records = []
+    while not queue.empty():
+        records.append(queue.get())
+    assert records.pop() is None, "the end is marked"
+    return records
+
+
+def test_a_fault_is_a_record_and_the_next_task_follows(monkeypatch):
+    records = outcomes(monkeypatch, ValueError("odd"), {"kernel": "k", "fault": ""})
+    assert [record["fault"] for record in records] == ["ValueError: odd", ""]
+    assert records[0]["problem"] == str(TASK.trial)
+
+
+def test_a_hang_ends_the_process_s_work(monkeypatch):
+    records = outcomes(monkeypatch, TimeoutError("still runs"), {"fault": ""})
+    assert [record["fault"] for record in records] == ["TimeoutError: still runs"]
+
+
+def test_no_task_starts_when_the_time_is_spent():
+    queue = SimpleQueue()
+    work.work([TASK], -1.0, False, queue)
+    assert queue.get() is None
+    assert queue.empty()
+
+
+def test_summary_counts_what_failed_and_what_is_left():
+    one = {"mode": "plain", "seed": 1, "problem": "p", "fault": "", "kernel": "a"}
+    two = {"mode": "all", "seed": 2, "problem": "q", "fault": "wrong", "kernel": "b"}
+    found = command.summary([one, two], 5)
+    assert (found["ran"], found["failed"], found["left"], found["kernels"]) == (2, 1, 3, 2)
+    assert found["faults"] == ["all 2 q: wrong"]
+    assert "agreeing" not in found
+    one |= {"agreeing": 1.0, "elements": 30, "lse_apart": 1e-6}
+    two |= {"agreeing": 0.5, "elements": 10, "lse_apart": 2e-6}
+    found = command.summary([one, two], 2)
+    assert (found["agreeing"], found["least_agreeing"]) == (0.875, 0.5)
+    assert found["largest_lse_apart"] == 2e-6

@@ -1,0 +1,101 @@
+"""Which kernels are covered, what is left of sm_100a, and how a refusal reads."""
+
+import re
+
+import pytest
+
+from fa4.compile import artifacts
+from fa4.emulator.program import Program
+from fa4.on_hopper.instructions import BLACKWELL_ONLY, NotCovered
+from fa4.on_hopper.modes import Modes
+from fa4.on_hopper.rewrite import rewrite
+from tests.emulator.ptx_kernels import module
+from tests.on_hopper.kernels import kernel
+from tests.profile.variants import variants
+
+EVERYTHING = Modes(skew=10.0, defer=True, lazy=True, poison=True)
+SHORT = ("d64_bfloat16", "d96_bfloat16_right", "d128_float16_right_softcap", "d192_dv128_bfloat16")
+VARIANTS = [
+    pytest.param(plan, id=plan.name, marks=() if plan.name.endswith(SHORT) else pytest.mark.slow)
+    for plan, _ in variants()
+]
+
+
+@pytest.mark.parametrize("plan", VARIANTS)
+def test_every_forward_variant_is_covered(plan):
+    """Nothing of sm_100a is left, and all that is there can be executed."""
+    ptx = artifacts(plan).ptx
+    (entry,) = re.findall(r"\.entry\s+([\w$]+)", ptx)
+    made = rewrite(ptx, entry, EVERYTHING)
+    assert ".version 8.6\n.target sm_90a\n" in made.ptx
+    program = Program.from_ptx(made.ptx, entry)
+    assert program.kernel.required_threads == made.threads == plan.threads + 128
+    opcodes = {instruction.opcode for instruction in program.kernel.instructions}
+    assert [opcode for opcode in opcodes if BLACKWELL_ONLY.fullmatch(opcode)] == []
+    assert not any(opcode.startswith("setmaxnreg") for opcode in opcodes)
+    for block in program.translation.flow.blocks:
+        program.translation._compile(block, masked=True)
+
+
+def test_parameters_are_appended():
+    made = rewrite(kernel("", 2), "k")
+    params = Program.from_ptx(made.ptx, "k").params
+    assert [param.name for param in params] == ["p0", "p1", "fa4_workspace", "fa4_seed"]
+    assert made.params == 2
+    assert [p.name for p in Program.from_ptx(rewrite(kernel(""), "k").ptx, "k").params] == [
+        "fa4_workspace",
+        "fa4_seed",
+    ]
+
+
+def test_barriers_keep_their_number_of_threads():
+    text = rewrite(kernel("bar.sync 3, 64; bar.arrive 4, 96; LABEL:barrier.sync 5;"), "k").ptx
+    assert re.findall(r"bar(?:rier)?\.(?:sync|arrive)\s[^;]*;", text) == [
+        "bar.sync 0, 128;",
+        "bar.sync 3, 64;",
+        "bar.arrive 4, 96;",
+        "barrier.sync 5, 128;",
+        "bar.sync 0, 128;",
+    ]
+
+
+REFUSED = {
+    "tcgen05.mma.cta_group::2.kind::f16 [%r2], %d1, %d2, %r3, %p1;": "not covered on Hopper",
+    "tcgen05.mma.cta_group::1.kind::i8 [%r2], %d1, %d2, %r3, %p1;": "not covered on Hopper",
+    "tcgen05.mma.cta_group::1.kind::f16 [%r2], %d1, %d2, %r3, {%r4, %r5, %r6, %r7}, %p1;": "only D",
+    "tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r4, %r5, %r6, %r7}, [%r2];": "not covered on Hopper",
+    "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r4}, [%r2];": "1 registers for 2 columns",
+    "tcgen05.cp.cta_group::1.128x256b [%r2], %d1;": "not covered on Hopper",
+    "max.f32x2 %d1, %d2, %d3;": "not covered on Hopper",
+    "barrier.cluster.arrive;": "would have to arrive",
+}
+
+
+@pytest.mark.parametrize("instruction", REFUSED)
+def test_a_refusal_names_the_line(instruction):
+    ptx = kernel(f"mov.u32 %r5, 1; // here it comes\n{instruction}\n")
+    line = 1 + next(i for i, text in enumerate(ptx.split("\n")) if instruction in text)
+    with pytest.raises(NotCovered, match=f"PTX line {line}: ") as refusal:
+        rewrite(ptx, "k")
+    assert instruction.split()[0].rstrip(";") in str(refusal.value)
+    assert REFUSED[instruction] in str(refusal.value)
+
+
+def test_kernels_that_are_not_covered():
+    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;"
+    with pytest.raises(NotCovered, match=r"2 tcgen05\.alloc"):
+        rewrite(kernel(alloc), "k")
+    with pytest.raises(NotCovered, match="number of threads is not known"):
+        rewrite(module(""), "k")
+    with pytest.raises(NotCovered, match="number of threads is not known"):
+        rewrite(module("", directives=".reqntid 128, 2, 1"), "k")
+    with pytest.raises(NotCovered, match="multiple of 128"):
+        rewrite(module("", directives=".reqntid 96, 1, 1"), "k")
+    with pytest.raises(NotCovered, match="reads %ntid"):
+        rewrite(kernel("mov.u32 %r5, %ntid.x;"), "k")
+
+
+def test_guards_branch_around():
+    text = rewrite(kernel("@!%p3 tcgen05.wait::st.sync.aligned;"), "k", Modes(lazy=True)).ptx
+    assert re.search(r"@%p3 bra (FA4_SKIP_\d+);\n\{[^}]*\}", text)
+    assert re.search(r"@!%p1 bra (FA4_SKIP_\d+);", text) is None, "other guards stay as they are"

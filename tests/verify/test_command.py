@@ -1,0 +1,82 @@
+"""`fa4 verify`: choice of kernels, table, JSON, exit code."""
+
+import json
+
+import pytest
+import torch
+
+from fa4.cli import main
+from fa4.verify import ladder
+from fa4.verify.ladder import Outcome
+
+ONE = ["verify", "--arch", "sm_100a", "--match", "d64_float16_right_left_softcap", "--jobs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def rungs(monkeypatch):
+    """Replaces what the rungs do: a rung's outcome by its name."""
+
+    def use(**outcomes):
+        steps = {
+            name: lambda *_, name=name: outcomes.get(name.replace(" ", "_"), Outcome(1))
+            for name in ladder.RUNGS
+        }
+        monkeypatch.setattr(ladder, "RUNGS", steps)
+
+    return use
+
+
+def line(text, rung):
+    return next(line for line in text.splitlines() if f"  {rung}  " in line)
+
+
+def test_without_a_gpu_it_stops_below_the_last_rung_and_says_so(rungs, capsys):
+    rungs(hostile_schedules=Outcome(9))
+    assert main(ONE) == 0
+    said = capsys.readouterr()
+    assert line(said.out, "hostile schedules").split()[-4:] == ["1/1", "9", "0", "none"]
+    assert line(said.out, "on Hopper silicon").endswith("no GPU")
+    assert "Not climbed: on Hopper silicon, no GPU." in said.out
+    assert "No rung is a run on a Blackwell GPU." in said.out
+    assert "1/1 sm_100a fa4_fwd_d64_float16_right_left_softcap ok" in said.err
+
+
+def test_a_failure_is_named_and_ends_in_exit_code_1(rungs, capsys, tmp_path):
+    rungs(emulated=Outcome(1, "O is wrong"))
+    assert main([*ONE[:3], "--match", "d64_", "--jobs", "1", "--json", str(tmp_path / "v")]) == 1
+    said = capsys.readouterr()
+    assert line(said.out, "emulated").endswith(
+        "16/16    16      16  fa4_fwd_d64_bfloat16: O is wrong"
+    )
+    assert line(said.out, "hostile schedules").split()[-4:-2] == ["0/16", "0"]
+    assert "FAILED emulated: O is wrong" in said.err
+    saved = json.loads((tmp_path / "v").read_text())
+    assert saved["not_climbed"]["on Hopper silicon"] == "no GPU"
+    first = saved["kernels"][0]
+    assert (first["name"], first["failed"]) == ("fa4_fwd_d64_bfloat16", "emulated")
+    assert first["rungs"]["emulated"] == {"runs": 1, "failure": "O is wrong"}
+    assert "hostile schedules" not in first["rungs"]
+
+
+def test_it_can_stop_earlier(rungs, capsys):
+    rungs()
+    assert main([*ONE, "--up-to", "emulated"]) == 0
+    said = capsys.readouterr().out
+    assert "hostile" not in said
+    assert "Not climbed" not in said
+
+
+def test_a_name_that_no_kernel_has(capsys):
+    assert main(["verify", "--match", "d512"]) == 2
+    assert "no kernel's name contains 'd512'" in capsys.readouterr().err
+
+
+def test_numbers_must_be_positive(capsys):
+    with pytest.raises(SystemExit):
+        main([*ONE, "--schedules", "0"])
+    assert "0 is not positive" in capsys.readouterr().err
