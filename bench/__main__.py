@@ -1,4 +1,4 @@
-"""`python -m bench [static | exp2-share | hopper | overhead | fuzz | on-hopper] [options]`."""
+"""`python -m bench COMMAND [options]`: the commands are below, static is the default."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ COMMANDS = {  # imported when asked for: what one needs, the others may lack
     "overhead": "bench.overhead",
     "fuzz": "bench.hopper.fuzz",
     "on-hopper": "bench.on_hopper.command",
+    "mutants": "bench.mutants.command",
 }
 
 

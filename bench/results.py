@@ -11,12 +11,15 @@ FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("nvidia-cutlass-dsl", "flash-attn-4", "quack-kernels", "nvidia-cuda-nvdisasm")
 
 
-def save(name: str, rows: list[dict[str, Any]], ptxas: str) -> Path:
+STATIC = "static counts of compiled code; cycles are modelled, nothing is measured"
+
+
+def save(name: str, rows: list[dict[str, Any]], ptxas: str, note: str = STATIC) -> Path:
     """Write `results/NAME.json`; returns its path."""
     versions = {package: _version(package) for package in PACKAGES}
     content = {
         "versions": {"ptxas": ptxas, **versions},
-        "note": "static counts of compiled code; cycles are modelled, nothing is measured",
+        "note": note,
         "rows": rows,
     }
     FOLDER.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
+from cutlass import Int32
 from cutlass.memory import SmemAllocator
 
 from fa4.numerics.scales import Scales
@@ -14,7 +15,7 @@ from fa4.plan_hopper import HopperPlan
 from fa4.tiles.bundles import TmaTensors
 from fa4.tiles.hopper_bundles import hopper_carve
 from fa4.tiles.hopper_layouts import hopper_layouts
-from fa4.tiles.tile_queue import SLOTS, tile_queue
+from fa4.tiles.tile_queue import END, SLOTS, tile_queue
 from fa4.warps.hopper.attend import Attend
 from fa4.warps.hopper.load import HopperLoad
 from fa4.warps.work import Work
@@ -46,6 +47,7 @@ class HopperForward:
         if warp == roles["load"].first:
             for slot in range(SLOTS):
                 queue.take_request(slot)
+                queue.number[slot] = Int32(END)  # is read before the first tile comes back
             with cute.arch.elect_one():
                 init_barriers(pipes, plan)
             cute.arch.mbarrier_init_fence()

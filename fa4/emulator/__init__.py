@@ -18,6 +18,8 @@ _HOME = {
     "keep_ptx": "keep",
     "EmulatorError": "errors",
     "DeadlockError": "errors",
+    "CheckError": "checker.findings",
+    "Finding": "checker.findings",
     "Labels": "labels",
     "BarrierLabel": "labels",
     "Observer": "observe",

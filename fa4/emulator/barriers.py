@@ -10,6 +10,8 @@ from .errors import BarrierError, RegisterError
 from .waits import BarrierWait, GenerationEntry, MbarrierWait, PhaseEntry, RegisterWait
 
 if TYPE_CHECKING:
+    from .checker.barrier_checks import MbarrierCarrier
+    from .checker.clocks import Carrier
     from .cta import Cta
     from .team import Team
 
@@ -20,13 +22,15 @@ _MAX_COUNT = (1 << 20) - 1
 class Mbarrier:
     """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding."""
 
-    __slots__ = ("count", "cta", "offset", "pending", "phase", "signallers", "transactions")
+    __slots__ = ("carrier", "count", "cta", "offset", "pending", "phase")
+    __slots__ += ("signallers", "transactions")
 
     def __init__(self, cta: Cta, offset: int, count: int) -> None:
         self.cta, self.offset = cta, offset
         self.count = self.pending = count
         self.phase = self.transactions = 0
         self.signallers: dict[str, None] = {}
+        self.carrier: MbarrierCarrier | None = None  # of the checker
 
     def __str__(self) -> str:
         return self.cta.barrier_name(self.offset)
@@ -64,19 +68,23 @@ class Mbarrier:
         if self.pending == 0 and self.transactions == 0:
             self.phase += 1
             self.pending = self.count
+            if self.carrier is not None:
+                self.carrier.complete()
         self.cta.signal(self)
 
 
 class NamedBarrier:
     """bar 0-15 of a CTA, or the cluster barrier. Counts threads."""
 
-    __slots__ = ("arrived", "cta", "expected", "generation", "name", "number", "signallers")
+    __slots__ = ("arrived", "carrier", "cta", "expected", "generation")
+    __slots__ += ("name", "number", "signallers")
 
     def __init__(self, cta: Cta, number: int, name: str) -> None:
         self.cta, self.number, self.name = cta, number, name
         self.arrived = self.generation = 0
         self.expected: int | None = None
         self.signallers: dict[str, None] = {}
+        self.carrier: Carrier | None = None  # of the checker
 
     def __str__(self) -> str:
         return self.name
@@ -95,6 +103,8 @@ class NamedBarrier:
         if self.arrived == expected:
             self.arrived = 0
             self.generation += 1
+            if self.carrier is not None:
+                self.carrier.complete()
         self.cta.signal(self)
 
 
@@ -140,7 +150,10 @@ def mbarrier_init(w: Team, address, count, mask) -> None:
         cta.shared.check(offset, 8, "mbarrier.init")
         if offset % 8:
             raise BarrierError(f"mbarrier at shared offset {offset:#x} is not 8-byte aligned")
-        cta.mbarriers[offset] = Mbarrier(cta, offset, arrivals)
+        old, barrier = cta.mbarriers.get(offset), Mbarrier(cta, offset, arrivals)
+        cta.mbarriers[offset] = barrier
+        if w.checker is not None:
+            w.checker.barriers.init(w, lanes, barrier, old)
         cta.retired.discard(offset)
         w.cta.cluster.events += 1
 
@@ -180,6 +193,8 @@ def mbarrier_arrive(w: Team, address, count, expect, drop: bool, mask) -> np.nda
                 barrier.drop()
         arrivals = np.count_nonzero(lanes) if count is None else int(count[lanes].sum())
         w.acting = lanes
+        if w.checker is not None:
+            w.checker.barriers.arrive(w, lanes, barrier)
         barrier.arrive(arrivals, who)
     w.acting = None
     return state
@@ -190,12 +205,13 @@ def wait_mbarrier(
 ) -> int:
     """try_wait (may block) and test_wait (answers at once)."""
     entries = []
+    relaxed = w.checker is not None and w.checker.is_relaxed(w.at)
     for place, lanes in places(address, mask):
         barrier = _barrier(w, place)
         for value in dict.fromkeys(phase[lanes].tolist()):
             wanted = value & 1 if parity else value
             chosen = lanes & (phase == value)
-            entries.append(PhaseEntry(barrier, wanted, not parity, chosen))
+            entries.append(PhaseEntry(barrier, wanted, not parity, chosen, relaxed))
     wait = MbarrierWait(entries, slot, mask)
     if not blocking and not wait.ready():
         wait.give_up(w)
@@ -227,6 +243,8 @@ def _named(w: Team, barrier, count, mask) -> list[tuple[NamedBarrier, int, int, 
 def named_arrive(w: Team, barrier, count, mask) -> None:
     for each, threads, expected, lanes in _named(w, barrier, count, mask):
         w.acting = lanes
+        if w.checker is not None:
+            w.checker.barriers.named(w, lanes, each)
         each.arrive(threads, expected, w.cta.who(w, lanes))
     w.acting = None
 
@@ -237,6 +255,8 @@ def wait_named(w: Team, barrier, count, following: int, mask) -> int:
     for each, threads, expected, lanes in _named(w, barrier, count, mask):
         entries.append(GenerationEntry(each, each.generation, lanes))
         w.acting = lanes
+        if w.checker is not None:
+            w.checker.barriers.named(w, lanes, each)
         each.arrive(threads, expected, w.cta.who(w, lanes))
     w.acting = None
     return w.block_on(BarrierWait(entries), following)
@@ -248,6 +268,8 @@ def cluster_arrive(w: Team, mask) -> None:
     for position in np.flatnonzero(mask.reshape(-1, 32).any(1)).tolist():
         w.cta.cluster_phase[w.warps[position].index] = barrier.generation
     threads = np.count_nonzero(mask)
+    if w.checker is not None:
+        w.checker.barriers.named(w, mask, barrier)
     barrier.arrive(threads, w.cta.launch.threads * len(cluster.ctas), w.cta.who(w))
 
 

@@ -16,6 +16,7 @@ from .tma import active_lanes
 from .waits import GroupWait
 
 if TYPE_CHECKING:
+    from .checker.copy_checks import Flight
     from .cta import Cta
     from .team import Team
 
@@ -38,6 +39,12 @@ class CopyGroups:
         while self.committed and all(copy.done for copy in self.committed[0]):
             del self.committed[0]  # only from the front: positions count from the newest
         return old
+
+
+def _flight(w: Team, lane: int, signal: int) -> Flight | None:
+    """What the checker keeps of an operation that signals an mbarrier, which must exist."""
+    barrier = barrier_at(w.cta, signal)
+    return None if w.checker is None else w.checker.copies.flight(w, lane, barrier)
 
 
 def _check_bulk(nbytes: int, shared: int, other: int) -> None:
@@ -63,16 +70,24 @@ def bulk_load(w: Team, place, source, nbytes, barrier, multicast, mask) -> None:
             signals = [signal]
         for rank, where in zip(ranks, signals, strict=True):
             cta = w.cta.peer(rank << 24)
-            _submit_bulk_load(w, cta, to & OFFSET, origin, size, where)
+            _submit_bulk_load(w, lane, (cta, to & OFFSET), origin, size, where)
 
 
-def _submit_bulk_load(w: Team, cta: Cta, offset: int, origin: int, size: int, signal: int) -> None:
+def _submit_bulk_load(
+    w: Team, lane: int, place: tuple[Cta, int], origin: int, size: int, signal: int
+) -> None:
+    cta, offset = place
     cta.shared.check(offset, size, "bulk copy")
-    barrier_at(w.cta, signal)
+    flight = _flight(w, lane, signal)
+    if flight is not None:
+        w.checker.copies.writes(flight, cta, offset, size)
+        w.checker.globals.loads(flight, np.arange(origin, origin + size, 4))
     who = w.cta.who(w)
 
     def effect() -> None:
         cta.shared.views[1][offset : offset + size] = host_bytes(origin, size)
+        if flight is not None:
+            flight.land()
         barrier_at(w.cta, signal).complete(size, f"bulk copy of {who}")
 
     w.cta.cluster.engines.submit(None, effect, lambda: w.cta.origin(w))
@@ -87,15 +102,23 @@ def bulk_exchange(w: Team, place, source, nbytes, barrier, mask) -> None:
         target, sender = w.cta.peer(to), w.cta.peer(origin)
         target.shared.check(to & OFFSET, size, "bulk copy")
         sender.shared.check(origin & OFFSET, size, "bulk copy")
-        _submit_exchange(w, target, to & OFFSET, sender, origin & OFFSET, size, signal)
+        places = (target, to & OFFSET), (sender, origin & OFFSET)
+        _submit_exchange(w, lane, places, size, signal)
 
 
-def _submit_exchange(w: Team, target, offset, sender, start, size: int, signal: int) -> None:
+def _submit_exchange(w: Team, lane: int, places: tuple, size: int, signal: int) -> None:
+    (target, offset), (sender, start) = places
+    flight = _flight(w, lane, signal)
+    if flight is not None:
+        w.checker.copies.reads(flight, sender, start, size)
+        w.checker.copies.writes(flight, target, offset, size)
     who = w.cta.who(w)
 
     def effect() -> None:
         data = sender.shared.views[1][start : start + size]
         target.shared.views[1][offset : offset + size] = data
+        if flight is not None:
+            flight.land()
         barrier_at(w.cta, signal).complete(size, f"bulk copy of {who}")
 
     w.cta.cluster.engines.submit(None, effect, lambda: w.cta.origin(w))
@@ -125,6 +148,9 @@ def _submit_bulk_store(w: Team, lane, cta, offset, to, size, reduction) -> None:
             dtype = reduction_dtype(kind)
             combine_arrays(operation, kind, target.view(dtype), data.view(dtype))
 
+    if w.checker is not None:
+        target = (np.arange(to, to + size, 4), reduction is not None)
+        w.checker.copies.store(w, lane, (cta, offset, size), target)
     w.cta.submit_copy(w, lane, read, write)
 
 
@@ -136,6 +162,8 @@ def bulk_commit(w: Team, mask) -> None:
             group = groups.get(int(w.threads[lane]))
             if group is not None:
                 group.commit()
+        if w.checker is not None:
+            w.checker.copies.commit(w, mask)
 
 
 def wait_bulk(w: Team, latest: int, read: bool, following: int, mask) -> int:
@@ -146,7 +174,8 @@ def wait_bulk(w: Team, latest: int, read: bool, following: int, mask) -> int:
             group = groups.get(int(w.threads[lane]))
             if group is not None:
                 copies.extend(group.older_than(latest))
-    return w.block_on(GroupWait(copies, read, "bulk"), following)
+    covered = None if w.checker is None else w.checker.copies.covered(w, latest, read, mask)
+    return w.block_on(GroupWait(copies, read, "bulk", covered), following)
 
 
 # ---- cp.async
@@ -175,6 +204,8 @@ def _submit_copy_async(w: Team, position: int, place, source, size: int, count) 
             if address % size:
                 raise AddressError(f"cp.async of {size} bytes from misaligned {address:#x}")
             w.cta.cluster.memory.check(address, nbytes, "cp.async")
+    if w.checker is not None:
+        w.checker.copies.copy(w, position, offsets, size)
     copy = Copy()
 
     def effect() -> None:
@@ -199,18 +230,22 @@ def copy_arrive(w: Team, place, quiet: bool, mask) -> None:
     for address, lanes in places(place, mask):
         for position in np.flatnonzero(lanes.reshape(-1, 32).any(1)).tolist():
             arrivals = np.count_nonzero(lanes[32 * position : 32 * position + 32])
-            _submit_copy_arrive(w, address, w.warps[position].index, arrivals, quiet)
+            _submit_copy_arrive(w, address, position, arrivals, quiet)
 
 
-def _submit_copy_arrive(w: Team, address: int, warp: int, arrivals: int, quiet: bool) -> None:
-    barrier = barrier_at(w.cta, address)
+def _submit_copy_arrive(w: Team, address: int, position: int, arrivals: int, quiet: bool) -> None:
+    barrier, warp = barrier_at(w.cta, address), w.warps[position].index
     if not quiet:
         barrier.pending += arrivals
     who = f"cp.async of {w.cta.role(warp)}"
-    key = ("cp.async", w.cta.rank, warp)
-    w.cta.cluster.engines.submit(
-        key, lambda: barrier.arrive(arrivals, who), lambda: w.cta.origin(w)
-    )
+    passed_on = None if w.checker is None else w.checker.copies.simple_arrival(w, position)
+
+    def effect() -> None:
+        if passed_on is not None:
+            barrier.carrier.add(passed_on)
+        barrier.arrive(arrivals, who)
+
+    w.cta.cluster.engines.submit(("cp.async", w.cta.rank, warp), effect, lambda: w.cta.origin(w))
 
 
 def _copy_groups(w: Team, mask) -> list[CopyGroups]:
@@ -224,12 +259,15 @@ def _copy_groups(w: Team, mask) -> list[CopyGroups]:
 def copy_commit(w: Team, mask) -> None:
     for group in _copy_groups(w, mask):
         group.commit()
+    if w.checker is not None:
+        w.checker.copies.simple_commit(w, mask)
 
 
 def wait_copy(w: Team, latest: int, following: int, mask) -> int:
     """cp.async.wait_group and wait_all."""
     copies = [copy for group in _copy_groups(w, mask) for copy in group.older_than(latest)]
-    return w.block_on(GroupWait(copies, False, "cp.async"), following)
+    covered = None if w.checker is None else w.checker.copies.simple_covered(w, latest, mask)
+    return w.block_on(GroupWait(copies, False, "cp.async", covered), following)
 
 
 def store_async(w: Team, place, size: int, values: tuple, barrier, mask) -> None:
@@ -242,14 +280,22 @@ def store_async(w: Team, place, size: int, values: tuple, barrier, mask) -> None
         nbytes = unit * len(values)
         cta.shared.check(offset, nbytes, "st.async")
         data = np.array([value[lane] for value in values])
-        _submit_store_async(w, cta, offset, data, signal)
+        _submit_store_async(w, lane, (cta, offset), data, signal)
 
 
-def _submit_store_async(w: Team, cta: Cta, offset: int, data: np.ndarray, signal: int) -> None:
-    raw, who = data.view(np.uint8), w.cta.who(w)
+def _submit_store_async(
+    w: Team, lane: int, place: tuple[Cta, int], data: np.ndarray, signal: int
+) -> None:
+    (cta, offset), raw, who = place, data.view(np.uint8), w.cta.who(w)
+    flight = None
+    if w.checker is not None:
+        flight = _flight(w, lane, signal)
+        w.checker.copies.writes(flight, cta, offset, raw.size)
 
     def effect() -> None:
         cta.shared.views[1][offset : offset + raw.size] = raw
+        if flight is not None:
+            flight.land()
         barrier_at(w.cta, signal).complete(raw.size, f"st.async of {who}")
 
     w.cta.cluster.engines.submit(None, effect, lambda: w.cta.origin(w))
@@ -268,14 +314,22 @@ def try_cancel(w: Team, place, barrier, everywhere: bool, mask) -> None:
         targets = cluster.ctas if everywhere else [w.cta.peer(int(place[lane]))]
         for cta in targets:
             where = signal & OFFSET | cta.rank << 24 if everywhere else signal
-            _submit_answer(w, cta, offset, answer, where)
+            _submit_answer(w, lane, (cta, offset), answer, where)
 
 
-def _submit_answer(w: Team, cta: Cta, offset: int, answer: np.ndarray, signal: int) -> None:
+def _submit_answer(
+    w: Team, lane: int, place: tuple[Cta, int], answer: np.ndarray, signal: int
+) -> None:
+    cta, offset = place
     cta.shared.check(offset, 16, "try_cancel")
+    flight = _flight(w, lane, signal)
+    if flight is not None:
+        w.checker.copies.writes(flight, cta, offset, 16)
 
     def effect() -> None:
         cta.shared.rows[offset >> 4] = answer
+        if flight is not None:
+            flight.land()
         barrier_at(w.cta, signal).complete(16, "cluster launch control")
 
     w.cta.cluster.engines.submit(None, effect, lambda: w.cta.origin(w))

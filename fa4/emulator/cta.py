@@ -20,6 +20,7 @@ from .team import Team, Warp
 from .tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
+    from .checker.checker import ClusterChecker
     from .machine import Cluster
     from .warpgroup import Warpgroup
 
@@ -60,6 +61,7 @@ class Cta:
         self.warps = [Warp(i, registers, blocks) for i in range(count)]
         self.free_registers = 0
         self.teams: list[Team] = []
+        self.checker: ClusterChecker | None = None
 
     def begin(self, kind: str) -> None:
         """Creates the teams: all warps together under `early`, else warpgroups or single warps.
@@ -67,6 +69,7 @@ class Cta:
         A seed decides for each warpgroup whether its warps run in lock-step: that is one of the
         orders the hardware may choose, and several times faster to emulate.
         """
+        self.checker = self.cluster.checker
         parts = [self.warps]
         if kind != "early":
             parts = []

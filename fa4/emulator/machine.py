@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .barriers import NamedBarrier, check_warpgroups
+from .checker.checker import ClusterChecker, LaunchChecker
+from .checker.findings import CheckError
 from .cta import Cta
 from .engines import Engines
-from .errors import DeadlockError, LaunchError
+from .errors import DeadlockError, EmulatorError, LaunchError
 from .memory import GlobalMemory
 from .program import Launch, Program, RunStats, Schedule
 from .report import deadlock_report
@@ -43,6 +45,9 @@ class Cluster:
             position = tuple(o + d for o, d in zip(origin, offset, strict=True))
             self.ctas.append(Cta(self, position, rank))
         self.barrier.cta = self.ctas[0]
+        self.checker: ClusterChecker | None = None
+        if machine.checker is not None:
+            self.checker = ClusterChecker(machine.checker, self)
         for cta in self.ctas:
             cta.begin(machine.schedule.kind)
         self.scheduler = make_scheduler(self, machine.schedule)
@@ -59,6 +64,8 @@ class Cluster:
         """Effects still in flight happen; tensor memory must be free."""
         while self.engines.step():
             pass
+        if self.checker is not None:
+            self.checker.check_exit()
         for cta in self.ctas:
             cta.tensor.check_empty()
             check_warpgroups(cta)
@@ -74,13 +81,17 @@ class Machine:
         memory: GlobalMemory,
         schedule: Schedule,
         labels: Labels | None,
-        observer: Observer | None,
+        watching: tuple[Observer | None, bool],
     ) -> None:
         self.launch, self.schedule = launch, schedule
-        self.labels, self.observer = labels, observer
-        self.kernel, self.translation = program.kernel, program.translation
+        self.labels, (self.observer, check) = labels, watching
+        self.kernel = program.kernel
+        self.translation = program.checked() if check else program.translation
+        self.checker: LaunchChecker | None = None
         self.params = self._parameters()
         self.memory = memory.with_ranges(self._own_ranges())
+        if check:
+            self.checker = LaunchChecker(program, labels, self.memory)
         self.registers_per_thread = launch.registers_per_thread or self._registers()
         self._check_launch()
         grid, cluster = launch.grid, launch.cluster
@@ -137,8 +148,19 @@ class Machine:
         return self.waiting.pop() if self.waiting else None
 
     def run(self) -> RunStats:
-        """Runs clusters one after another; one that polls memory lets later ones start."""
+        """Runs the grid. An error of a checked run also tells what was found before it."""
         begin = time.perf_counter()
+        try:
+            self._run_clusters()
+        except EmulatorError as error:
+            if self.checker is not None and self.checker.findings:
+                found = CheckError({self.kernel.name: list(self.checker.findings.values())})
+                error.message += f"\n\nbefore that: {found}"
+            raise
+        return self._stats(time.perf_counter() - begin)
+
+    def _run_clusters(self) -> None:
+        """Runs clusters one after another; one that polls memory lets later ones start."""
         stalled: list[Cluster] = []
         with np.errstate(all="ignore"):
             while self.waiting or stalled:
@@ -151,7 +173,6 @@ class Machine:
                 elif not stalled:
                     break
                 stalled = self._retry(stalled)
-        return self._stats(time.perf_counter() - begin)
 
     def _advance(self, cluster: Cluster) -> bool:
         """Runs a cluster as far as it goes. True when it has ended."""
@@ -200,4 +221,7 @@ class Machine:
                     by_line[instruction.location.file, instruction.location.line] += hits
         stats.by_role, stats.by_line = dict(by_role), dict(by_line)
         stats.warp_instructions = sum(by_role.values())
+        if self.checker is not None:
+            stats.findings = list(self.checker.findings.values())
+            stats.remarks = list(self.checker.remarks)
         return stats

@@ -43,6 +43,10 @@ class GlobalMemory:
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
 
+    def bounds(self) -> tuple[list[int], list[int]]:
+        """Starts and ends of the ranges, in order; those that touch are one."""
+        return list(self._starts), list(self._ends)
+
     def with_ranges(self, ranges: list[tuple[int, int, str]]) -> GlobalMemory:
         """A copy that also allows these (address, nbytes, name)."""
         copy = GlobalMemory()

@@ -57,6 +57,8 @@ def _owners(w: Team, address: np.ndarray) -> list[tuple[Cta, np.ndarray | None]]
 
 def load_shared(w: Team, address, size: int, count: int, mask) -> list[np.ndarray]:
     """`count` consecutive elements of `size` bytes per lane, as unsigned arrays."""
+    if w.checker is not None:
+        w.checker.memory.shared(w, address, size * count, mask, write=False)
     if mask is not None:
         address = _quiet(address, mask)
         if address is None:
@@ -83,6 +85,8 @@ def _load_from(cta: Cta, address, size: int, count: int) -> list[np.ndarray]:
 
 def store_shared(w: Team, address, size: int, values: tuple, mask) -> None:
     """Stores one vector per active lane."""
+    if w.checker is not None:
+        w.checker.memory.shared(w, address, size * len(values), mask, write=True)
     if mask is not None:
         if not np.count_nonzero(mask):
             return
@@ -101,6 +105,8 @@ def store_shared(w: Team, address, size: int, values: tuple, mask) -> None:
 
 
 def load_global(w: Team, address, size: int, count: int, mask) -> list[np.ndarray]:
+    if w.checker is not None:
+        w.checker.globals.access(w, address, size * count, mask, write=False)
     if mask is not None:
         address = _quiet(address, mask)
         if address is None:
@@ -122,6 +128,8 @@ def _check_global(w: Team, address, nbytes: int, what: str) -> None:
 
 
 def store_global(w: Team, address, size: int, values: tuple, mask) -> None:
+    if w.checker is not None:
+        w.checker.globals.access(w, address, size * len(values), mask, write=True)
     if mask is not None:
         if not np.count_nonzero(mask):
             return
@@ -268,6 +276,8 @@ def atomic(w: Team, space: str, operation: str, kind: str, address, value, other
     lanes = range(w.n) if mask is None else np.flatnonzero(mask).tolist()
     for lane in lanes:
         memory, index = _cells(w, space, int(address[lane]), dtype)
+        if w.checker is not None:
+            w.checker.memory.atomic(w, (space, int(address[lane])), dtype.itemsize, lane)
         old = memory[index]
         result[lane] = old
         if operation == "cas":

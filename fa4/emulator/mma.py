@@ -39,13 +39,15 @@ def tensor_mma(w: Team, form: tuple[str, bool, bool], d, a, b, descriptor, contr
         shape = decode_instruction(kind, int(descriptor[lane]), pair)
         operands = (int(d[lane]), int(a[lane]), int(b[lane]))
         disabled = [int(word[lane]) for word in off] if off else []
-        job = _Product(w.cta, shape, form, operands, bool(accumulate[lane]), disabled)
+        job = Product(w.cta, shape, form, operands, bool(accumulate[lane]), disabled)
         job.check()
+        if w.checker is not None:
+            w.checker.tensor.mma(w, lane, job)
         w.cta.cluster.mmas += 1
         w.cta.cluster.engines.submit(_core(w, pair), job.run, lambda: w.cta.origin(w))
 
 
-class _Product:
+class Product:
     """One D = A B (+ D) with its operands located."""
 
     def __init__(
@@ -58,12 +60,25 @@ class _Product:
         self.ctas = cta_pair(cta) if self.pair else [cta]
         self.rows = shape.m // len(self.ctas)
 
+    @property
+    def d_columns(self) -> int:
+        """Columns of D in each CTA."""
+        folded = self.pair and self.rows == 64
+        return self.shape.n // 2 if folded else self.shape.n
+
+    def shared_units(self, cta: Cta) -> list[np.ndarray]:
+        """Places of the 16-byte units of the operands in a CTA's shared memory."""
+        shape, limit = self.shape, cta.shared.row_count
+        size, each = shape.element_bytes, shape.n // len(self.ctas)
+        units = [operand_units(self.b, each, 2, shape.b_mn_major, size, limit)]
+        if not self.a_tensor:
+            units.append(operand_units(self.a, self.rows, 2, shape.a_mn_major, size, limit))
+        return units
+
     def check(self) -> None:
         column = self.d & 0xFFFF
-        folded = self.pair and self.rows == 64
-        columns = self.shape.n // 2 if folded else self.shape.n
         for cta in self.ctas:
-            cta.tensor.check(column, columns, "tcgen05.mma accumulator")
+            cta.tensor.check(column, self.d_columns, "tcgen05.mma accumulator")
             if self.a_tensor:
                 cta.tensor.check(self.a & 0xFFFF, 8, "tcgen05.mma operand A")
         if self.d >> 16 or (self.a_tensor and self.a >> 16):
@@ -157,15 +172,17 @@ def tensor_commit(w: Team, place, multicast, pair: bool, mask) -> None:
                 for rank in range(len(w.cta.cluster.ctas))
                 if targets >> rank & 1
             ]
-        _submit_commit(w, signals, pair)
+        _submit_commit(w, lane, signals, pair)
 
 
-def _submit_commit(w: Team, signals: list[int], pair: bool) -> None:
+def _submit_commit(w: Team, lane: int, signals: list[int], pair: bool) -> None:
     cta, who = w.cta, f"tcgen05.commit of {w.cta.who(w)}"
-    for signal in signals:
-        barrier_at(cta, signal)
+    barriers = [barrier_at(cta, signal) for signal in signals]
+    flights = [] if w.checker is None else w.checker.tensor.commit(w, lane, barriers)
 
     def effect() -> None:
+        for flight in flights:
+            flight.land()
         for signal in signals:
             barrier_at(cta, signal).arrive(1, who)
 
@@ -189,14 +206,20 @@ def tensor_copy(w: Team, shape: str, multicast: str | None, pair: bool, place, d
         raise UnsupportedInstruction(f"tcgen05.cp of shape {shape} {multicast or ''}")
     for lane in active_lanes(w, mask):
         for cta in cta_pair(w.cta) if pair else [w.cta]:
-            _submit_copy(w, cta, (shape, multicast), int(place[lane]), int(descriptor[lane]), pair)
+            to, source = int(place[lane]), int(descriptor[lane])
+            _submit_copy(w, (lane, cta), (shape, multicast), to, source, pair)
 
 
-def _submit_copy(w: Team, cta: Cta, form: tuple, place: int, descriptor: int, pair: bool) -> None:
-    rows, units, pieces = _COPIES[form]
+def _submit_copy(
+    w: Team, where: tuple[int, Cta], form: tuple, place: int, descriptor: int, pair: bool
+) -> None:
+    (lane, cta), (rows, units, pieces) = where, _COPIES[form]
     column = place & 0xFFFF
     cta.tensor.check(column, 4 * units, "tcgen05.cp")
     index = operand_units(descriptor, rows, units, False, 1, cta.shared.row_count)
+    if w.checker is not None:
+        cells = (slice(column, column + 4 * units), slice(None))
+        w.checker.tensor.copy(w, lane, cta, index, cells)
 
     def effect() -> None:
         words = cta.shared.rows[index].reshape(rows, -1).T

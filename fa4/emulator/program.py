@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Literal
 from .errors import LaunchError
 
 if TYPE_CHECKING:
+    from .checker.findings import Finding
     from .labels import Labels
     from .memory import GlobalMemory
     from .observe import Observer
+    from .translate.unit import Translation
 
 Dim3 = tuple[int, int, int]
 KINDS = ("early", "late", "random", "priority")
@@ -97,6 +99,8 @@ class RunStats:
 
     `by_role`: warp-instructions per role (or `warp i` without labels). `by_line`: the same per
     (source file, line), for PTX with line info. `mmas`: tcgen05.mma or wgmma instructions.
+    `findings` and `remarks` are what a checked run has to say: faults, and what is none in
+    practice though the PTX ISA does not promise it.
     """
 
     warp_instructions: int = 0
@@ -104,6 +108,8 @@ class RunStats:
     mmas: int = 0
     by_role: dict[str, int] = field(default_factory=dict)
     by_line: dict[tuple[str, int], int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 class Program:
@@ -115,6 +121,7 @@ class Program:
 
         self.kernel = parse(ptx, entry)
         self.translation = Translation(self.kernel)
+        self._checked: Translation | None = None
 
     @staticmethod
     def from_ptx(ptx: str, entry: str) -> Program:
@@ -126,6 +133,14 @@ class Program:
         """The kernel's parameters in order, with their place in `Launch.params`."""
         return self.kernel.params
 
+    def checked(self) -> Translation:
+        """The translation whose code also tells the checker about fences and places."""
+        from .translate.unit import Translation
+
+        if self._checked is None:
+            self._checked = Translation(self.kernel, checked=True)
+        return self._checked
+
     def run(
         self,
         launch: Launch,
@@ -133,11 +148,15 @@ class Program:
         schedule: Schedule,
         labels: Labels | None = None,
         observer: Observer | None = None,
+        check: bool = False,
     ) -> RunStats:
-        """Runs a whole grid to its end. Raises EmulatorError and its subclasses."""
+        """Runs a whole grid to its end. Raises EmulatorError and its subclasses.
+
+        check: also look for races and for wrong use of barriers, see the findings of the result.
+        """
         from .machine import Machine
 
-        return Machine(self, launch, memory, schedule, labels, observer).run()
+        return Machine(self, launch, memory, schedule, labels, (observer, check)).run()
 
 
 @lru_cache(maxsize=256)

@@ -80,6 +80,7 @@ class Session:
     labels: Labels | None = None
     device: Device | None = None
     observer: Observer | None = None
+    check: bool = False
     launches: list[LaunchRecord] = field(default_factory=list)
     name: ClassVar[str] = "fa4.emulator.session()"
     takes: ClassVar[str] = "cpu"  # the kind of device that the tensors of its launches are on
@@ -145,7 +146,7 @@ class Session:
             sm_count=self.device.num_sms,
         )
         schedule = Schedule(self.schedule, self.seed)
-        stats = program.run(launch, memory, schedule, self.labels, self.observer)
+        stats = program.run(launch, memory, schedule, self.labels, self.observer, check=self.check)
         self.launches.append(
             LaunchRecord(raw.kernel.name, raw.grid, raw.block, raw.cluster, raw.smem_bytes, stats)
         )
@@ -172,6 +173,18 @@ class Session:
         the_hook().leave(self)
         target, self._target = self._target, None
         target.__exit__(None, None, None)
+        if kind is None:
+            self._raise_findings()
+
+    def _raise_findings(self) -> None:
+        found: dict[str, list] = {}
+        for launch in self.launches:
+            if launch.stats.findings:
+                found.setdefault(launch.name, []).extend(launch.stats.findings)
+        if found:
+            from fa4.emulator.checker.findings import CheckError
+
+            raise CheckError(found)
 
 
 def session(
@@ -181,6 +194,7 @@ def session(
     labels: Labels | None = None,
     num_sms: int | None = None,
     observer: Observer | None = None,
+    check: bool = False,
 ) -> Session:
     """Open an emulator session: any function of the CuTe DSL called inside runs on the CPU.
 
@@ -195,6 +209,11 @@ def session(
     so how many CTAs a persistent kernel starts: a small number gives each CTA several tiles.
     `observer` is told of every wait and arrival.
 
+    `check` looks for races on shared and tensor memory, missing fences and waits, and wrong use of
+    barriers, whatever order the schedule took; when there are any, the session raises CheckError at
+    its end, and until then they are in each launch's `stats.findings`. It takes about three times
+    as long.
+
     Tensors live in host memory; CPU tensors given to `from_dlpack` or to a TVM-FFI function count
     as CUDA tensors. Compile inside the session, or before it inside `keep_ptx()`. Errors of the
     engine (`EmulatorError`) come out of the call as they are. Sessions nest; the innermost counts.
@@ -202,7 +221,7 @@ def session(
     device = DEVICES.get(arch)
     if device is not None and num_sms is not None:
         device = replace(device, num_sms=num_sms)
-    return Session(schedule, seed, arch, labels, device, observer)
+    return Session(schedule, seed, arch, labels, device, observer, check)
 
 
 open_sessions: list[Session] = []  # innermost last; the hook opens and closes them

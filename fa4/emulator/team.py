@@ -66,6 +66,8 @@ class Team:
         self.hits = [0] * len(cta.translation.blocks)
         self.diverged = 0
         self.cache: dict[object, np.ndarray] = {}
+        self.checker = cta.checker
+        self.at = 0  # with a checker: the instruction that is being executed
 
     @classmethod
     def start(cls, cta: Cta, warps: list[Warp]) -> Team:

@@ -105,7 +105,8 @@ def tensor_alloc(w: Team, place, columns, pair: bool, following: int, mask) -> i
         tensor.pair_requests += 1
         w.cta.cluster.events += 1
     where = int(place[lane]) & 0xFFFFFF
-    wait = AllocationWait(w.cta, where, count, partner, tensor.pair_requests)
+    who = (w.cta, w.warps[lane // 32].index, w.at)
+    wait = AllocationWait(who, where, count, partner, tensor.pair_requests)
     return w.block_on(wait, following)
 
 
@@ -121,6 +122,8 @@ def cta_pair(cta: Cta) -> list[Cta]:
 
 def tensor_dealloc(w: Team, address, columns, mask) -> None:
     lane = 0 if mask is None else int(mask.argmax())
+    if w.checker is not None:
+        w.checker.tensor.freed(w, int(address[lane]), int(columns[lane]))
     w.cta.tensor.free(int(address[lane]), int(columns[lane]))
     w.cta.cluster.events += 1
 
@@ -205,6 +208,8 @@ def tensor_load(
 ) -> np.ndarray:
     """tcgen05.ld: (register, lane) as float32; lanes of warps that take no part stay poisoned."""
     tensor, span = w.cta.tensor, _columns(shape, repeat, packed, split)
+    if w.checker is not None:
+        _tell_checker(w, address, (shape, span), mask, write=False)
     if shape == "32x32b" and not packed and mask is None:
         column = _same_columns(w, address)
         if column is not None:
@@ -231,6 +236,8 @@ def tensor_store(
 ) -> None:
     """tcgen05.st: visible at once under `early`, else at tcgen05.wait::st or before."""
     tensor, span = w.cta.tensor, _columns(shape, repeat, packed, split)
+    if w.checker is not None:
+        _tell_checker(w, address, (shape, span), mask, write=True)
     words = np.array([value.view(U4) for value in values])
     plain = shape == "32x32b" and not packed and mask is None
     at_once = plain and w.cta.cluster.engines.immediate  # else every warp has its own queue
@@ -252,6 +259,23 @@ def tensor_store(
             _submit_store(w, position, column + columns, lane + lanes, part)
 
 
+def _tell_checker(w: Team, address, form: tuple[str, int], mask, write: bool) -> None:
+    shape, span = form
+    places = [
+        (position, *_warp_place(w, int(address[32 * position]), position, shape))
+        for position in _positions(w, mask)
+    ]
+    for _, _, column in places:
+        w.cta.tensor.check(column, span, "tcgen05.st" if write else "tcgen05.ld")
+    if places:
+        w.checker.tensor.access(w, places, (span, 32 if shape == "32x32b" else 16), write)
+
+
+def tensor_wait_load(w: Team, mask) -> None:
+    """tcgen05.wait::ld, for the checker: loads are done at once."""
+    w.checker.tensor.wait(w.checker.slots(w, mask), store=False)
+
+
 def _store_key(w: Team, position: int) -> tuple:
     return ("tcgen05.st", w.cta.rank, w.warps[position].index)
 
@@ -268,5 +292,7 @@ def _submit_store(w: Team, position: int, columns, lanes, words: np.ndarray) -> 
 
 def tensor_wait_store(w: Team, mask) -> None:
     """tcgen05.wait::st: the warp's stores are done."""
+    if w.checker is not None:
+        w.checker.tensor.wait(w.checker.slots(w, mask), store=True)
     for position in _positions(w, mask):
         w.cta.cluster.engines.drain(_store_key(w, position))

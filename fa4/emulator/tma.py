@@ -63,6 +63,19 @@ def _window(w: Team, tensor: TensorMap, coordinates: tuple[int, ...]):
     return view, slices
 
 
+def _words(tensor: TensorMap, coordinates: tuple[int, ...]) -> np.ndarray | None:
+    """Addresses of the words of a box's in-bounds part, for the checker."""
+    low, high = tensor.clip(coordinates)
+    if any(h <= n for n, h in zip(low, high, strict=True)):
+        return None
+    start = tensor.address + sum(n * s for n, s in zip(low, tensor.strides, strict=True))
+    row = (high[0] - low[0]) * tensor.element_bytes
+    places = np.arange(start & ~3, start + row, 4)
+    for n, h, stride in zip(low[1:], high[1:], tensor.strides[1:], strict=True):
+        places = ((np.arange(h - n) * stride)[:, None] + places).reshape(-1)
+    return places
+
+
 def _read_box(w: Team, tensor: TensorMap, coordinates: tuple[int, ...]) -> np.ndarray:
     """The box as rows of 16 bytes; what lies outside the tensor is zero."""
     window = _window(w, tensor, coordinates)
@@ -88,7 +101,7 @@ def tma_load(w: Team, place, tensor, coordinates, barrier, multicast, pair: bool
         corner = tuple(int(c[lane]) for c in coordinates)
         to, signal = int(place[lane]), int(barrier[lane])
         if multicast is None:
-            _submit_load(w, decoded, corner, w.cta.peer(to), to & OFFSET, signal)
+            _submit_load(w, lane, decoded, corner, (w.cta.peer(to), to & OFFSET), signal)
             continue
         targets = int(multicast[lane])
         for rank in range(len(w.cta.cluster.ctas)):
@@ -96,17 +109,28 @@ def tma_load(w: Team, place, tensor, coordinates, barrier, multicast, pair: bool
                 # With cta_group::2 the barrier may be that of the pair's other CTA.
                 owner = (rank & ~1) | (signal >> 24 & 1) if pair else rank
                 where = signal & OFFSET | owner << 24
-                _submit_load(w, decoded, corner, w.cta.cluster.ctas[rank], to & OFFSET, where)
+                place = (w.cta.cluster.ctas[rank], to & OFFSET)
+                _submit_load(w, lane, decoded, corner, place, where)
 
 
-def _submit_load(w: Team, tensor, corner, cta: Cta, offset: int, signal: int) -> None:
+def _submit_load(w: Team, lane: int, tensor, corner, place: tuple[Cta, int], signal: int) -> None:
+    cta, offset = place
     _check_shared(cta, offset, tensor)
-    barrier_at(w.cta, signal)
+    barrier = barrier_at(w.cta, signal)
+    flight = None
+    if w.checker is not None:
+        flight = w.checker.copies.flight(w, lane, barrier)
+        w.checker.copies.writes(flight, cta, offset, tensor.box_bytes)
+        words = _words(tensor, corner)
+        if words is not None:
+            w.checker.globals.loads(flight, words)
     who = w.cta.who(w)
 
     def effect() -> None:
         rows = _read_box(w, tensor, corner)
         _write_shared(cta, offset, tensor, rows)
+        if flight is not None:
+            flight.land()
         barrier_at(w.cta, signal).complete(tensor.box_bytes, f"TMA of {who}")
 
     w.cta.cluster.engines.submit(None, effect, lambda: w.cta.origin(w))
@@ -143,4 +167,8 @@ def _submit_store(w: Team, lane: int, cta: Cta, offset, tensor, corner, operatio
         combine_arrays(operation, tensor.element, result, source)
         target[...] = result.view(target.dtype)
 
+    if w.checker is not None:
+        source = (cta, offset, tensor.box_bytes)
+        target = (_words(tensor, corner), operation is not None)
+        w.checker.copies.store(w, lane, source, target)
     w.cta.submit_copy(w, lane, read, write)

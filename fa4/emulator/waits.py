@@ -60,6 +60,7 @@ class PhaseEntry:
     phase: int
     by_number: bool
     lanes: np.ndarray
+    relaxed: bool = False
 
     def over(self) -> bool:
         now = self.barrier.phase
@@ -80,6 +81,9 @@ class MbarrierWait(Wait):
         return True
 
     def finish(self, team: Team) -> None:
+        if team.checker is not None:
+            for entry in self.entries:
+                self._tell(team, entry)
         if self.slot is not None:
             self._answer(team, team.every)
 
@@ -88,9 +92,15 @@ class MbarrierWait(Wait):
         for entry in self.entries:
             if entry.over():
                 success |= entry.lanes
+                if team.checker is not None:
+                    self._tell(team, entry)
         if self.slot is not None:
             self._answer(team, success)
         return True
+
+    def _tell(self, team: Team, entry: PhaseEntry) -> None:
+        how = (entry.relaxed, entry.by_number)
+        team.checker.barriers.waited(team, entry.barrier, entry.lanes, how)
 
     def _answer(self, team: Team, success: np.ndarray) -> None:
         if self.mask is not None:
@@ -102,7 +112,8 @@ class MbarrierWait(Wait):
 
     def select(self, lanes: slice | np.ndarray) -> MbarrierWait:
         entries = [
-            PhaseEntry(e.barrier, e.phase, e.by_number, e.lanes[lanes]) for e in self.entries
+            PhaseEntry(e.barrier, e.phase, e.by_number, e.lanes[lanes], e.relaxed)
+            for e in self.entries
         ]
         mask = None if self.mask is None else self.mask[lanes]
         return MbarrierWait([e for e in entries if e.lanes.any()], self.slot, mask)
@@ -148,6 +159,11 @@ class BarrierWait(Wait):
     def ready(self) -> bool:
         return all(entry.barrier.generation != entry.generation for entry in self.entries)
 
+    def finish(self, team: Team) -> None:
+        if team.checker is not None:
+            for entry in self.entries:
+                team.checker.barriers.synced(team, entry.barrier, entry.lanes)
+
     def select(self, lanes: slice | np.ndarray) -> BarrierWait:
         entries = [GenerationEntry(e.barrier, e.generation, e.lanes[lanes]) for e in self.entries]
         return BarrierWait([e for e in entries if e.lanes.any()])
@@ -185,14 +201,21 @@ def ready_lanes(entries: list, width: int) -> np.ndarray | None:
 
 
 class GroupWait(Wait):
-    """cp.async.bulk.wait_group and cp.async.wait_group: copies that must have been done."""
+    """cp.async.bulk.wait_group and cp.async.wait_group: copies that must have been done.
 
-    def __init__(self, copies: list, read: bool, name: str) -> None:
-        self.copies, self.read, self.name = copies, read, name
+    `covered`: what the checker has to know when the wait is over.
+    """
+
+    def __init__(self, copies: list, read: bool, name: str, covered: list | None) -> None:
+        self.copies, self.read, self.name, self.covered = copies, read, name, covered
 
     def ready(self) -> bool:
         done = (c.read_done if self.read else c.done for c in self.copies)
         return all(done)
+
+    def finish(self, team: Team) -> None:
+        if self.covered:
+            team.checker.copies.waited(self.covered)
 
     def target(self) -> str:
         return f"{self.name} copies"
@@ -225,12 +248,14 @@ class RegisterWait(Wait):
 class AllocationWait(Wait):
     """tcgen05.alloc: columns that must become free. `finish` writes the address to `place`.
 
-    With cta_group::2 the pair allocates together: `turn` is the number of this request, and the
-    other CTA `partner` must have made as many.
+    `who`: the warp that asks, and its instruction. With cta_group::2 the pair allocates together:
+    `turn` is the number of this request, and the other CTA `partner` must have made as many.
     """
 
-    def __init__(self, cta: Cta, place: int, columns: int, partner: Cta | None, turn: int) -> None:
-        self.cta, self.place, self.columns = cta, place, columns
+    def __init__(
+        self, who: tuple[Cta, int, int], place: int, columns: int, partner: Cta | None, turn: int
+    ) -> None:
+        (self.cta, self.warp, self.at), self.place, self.columns = who, place, columns
         self.partner, self.turn = partner, turn
 
     def ready(self) -> bool:
@@ -241,6 +266,8 @@ class AllocationWait(Wait):
     def finish(self, team: Team) -> None:
         address = self.cta.tensor.allocate(self.columns)
         self.cta.shared.write_word(self.place, address)
+        if team.checker is not None:
+            team.checker.tensor.allocated(self, address)
 
     def target(self) -> str:
         if self.partner is not None and self.partner.tensor.pair_requests < self.turn:

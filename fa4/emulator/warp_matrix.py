@@ -48,6 +48,8 @@ def load_matrices(w: Team, address, count: int, transpose: bool, mask) -> np.nda
     result = np.zeros((count, w.n), U4)
     for start in _starts(w, mask):
         cta, rows = _rows(w, address, start, 8 * count)
+        if w.checker is not None:
+            w.checker.memory.matrices(w, start, (cta.rank, rows), write=False)
         words = cta.shared.rows[rows].reshape(count, 8, 4)
         words = _transposed(words) if transpose else words
         result[:, start : start + 32] = words.reshape(count, 32)
@@ -58,6 +60,8 @@ def store_matrices(w: Team, address, values: tuple, transpose: bool, mask) -> No
     """stmatrix m8n8.b16."""
     for start in _starts(w, mask):
         cta, rows = _rows(w, address, start, 8 * len(values))
+        if w.checker is not None:
+            w.checker.memory.matrices(w, start, (cta.rank, rows), write=True)
         words = np.array([value[start : start + 32] for value in values]).reshape(-1, 8, 4)
         words = _transposed(words) if transpose else words
         cta.shared.rows[rows] = words.reshape(-1, 4)

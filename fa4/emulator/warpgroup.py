@@ -30,7 +30,7 @@ class WarpFlight:
     """What one warp has issued: the open group, the committed ones, the registers they use."""
 
     def __init__(self) -> None:
-        self.issued = self.commits = 0
+        self.issued = self.commits = self.finished = 0
         self.open: list[Wgmma] = []
         self.groups: deque[list[Wgmma]] = deque()
         self.owners: dict[tuple[int, ...], Wgmma] = {}  # accumulator slots -> their last operation
@@ -61,6 +61,7 @@ class WarpFlight:
         final = []
         for group in self.covered(limit):
             self.groups.popleft()
+            self.finished += len(group)
             for operation in group:
                 site = operation.site
                 self.returned |= site.input_mask
@@ -177,7 +178,10 @@ class WgmmaWait(Wait):
         for entry in self.entries:
             lane = int(entry.lanes.argmax())
             warp = team.warps[lane // 32].index % WARPS
-            for operation in entry.flight.release(entry.limit):
+            final = entry.flight.release(entry.limit)
+            if team.checker is not None:
+                team.checker.tensor.wgmma_waited(team, lane, entry.flight.finished)
+            for operation in final:
                 piece = operation.registers[:, 32 * warp : 32 * warp + 32]
                 results.setdefault(operation.site.slots, []).append((lane, piece))
         for slots, pieces in results.items():

@@ -56,6 +56,7 @@ def wgmma(w: Team, form: tuple, values: tuple, a, b, accumulate, mask) -> None:
         left = _uniform(a, positions, "A's descriptor")
     right = _uniform(b, positions, "B's descriptor")
     stacked: np.ndarray | None = None
+    issued: dict[Wgmma, list[tuple[int, int]]] = {}  # for the checker
     for position, *operands in zip(positions, left, right, keeps, strict=True):
         warp, lane, keep = w.warps[position].index, 32 * position, operands[2]
         group = warpgroup_of(w.cta, warp)
@@ -69,10 +70,15 @@ def wgmma(w: Team, form: tuple, values: tuple, a, b, accumulate, mask) -> None:
         if operands[0] is None:
             operation.take_left(warp % WARPS, [register[lane : lane + 32] for register in a])
         _take_off(flight, operation, warp % WARPS)
+        if w.checker is not None:
+            issued.setdefault(operation, []).append((position, flight.issued))
         if all(operation.issued):
             del group.pending[flight.issued - 1]
             w.cta.cluster.mmas += 1
             w.cta.cluster.engines.submit(group.engine, operation.run, lambda: w.cta.origin(w))
+    for operation, warps in issued.items():
+        units = [place for place in operation.places if place is not None]
+        w.checker.tensor.wgmma(w, units, warps)
 
 
 def _uniform(values: np.ndarray, positions: list[int], what: str) -> list:

@@ -30,11 +30,14 @@ class Pipe:
     ledger: Ledger
     probe: Probe | IketProbe | None = None  # notes every wait, in a kernel that is profiled
 
-    def wait(self, stage: Int32 | int, phase: Int32) -> None:
-        """Consumer: block until the stage was filled in this phase."""
+    def wait(self, stage: Int32 | int, phase: Int32, fenced: bool = True) -> None:
+        """Consumer: block until the stage was filled in this phase.
+
+        `fenced` False: another wait of the role, with its fence, comes before tensor memory does.
+        """
         self._allowed("wait", self.edge.consumer)
         self._block(self.full + stage, phase, self.edge.name)
-        if self.edge.orders_tmem:
+        if self.edge.orders_tmem and fenced:
             cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
     def acquire(self, stage: Int32 | int, phase: Int32) -> None:

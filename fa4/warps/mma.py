@@ -133,7 +133,7 @@ class Mma:
     ) -> None:
         """O[t] (+)= P[t] V[stage], starting when the head of P is written."""
         head, steps = self.plan.tuning.p_head // MMA_K, N_BLOCK // MMA_K
-        pipes.o_rescaled.wait(t, phase)
+        pipes.o_rescaled.wait(t, phase, fenced=False)
         pipes.p_written.wait(t, phase)
         self._pv_steps(x, t, stage, accumulate, (0, head))
         pipes.p_tail_written.wait(t, phase)

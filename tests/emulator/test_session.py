@@ -184,7 +184,12 @@ def test_lending_memory_and_labels_for_a_block(monkeypatch):
     x, y = vectors()
     labels, seen = fa4.emulator.Labels(warps=("copy",)), []
     run = Program.run
-    monkeypatch.setattr(Program, "run", lambda *args: (seen.append(args[4]), run(*args))[-1])
+
+    def noted(*args, **options):
+        seen.append(args[4])
+        return run(*args, **options)
+
+    monkeypatch.setattr(Program, "run", noted)
     assert fa4.emulator.current_session() is None
     with fa4.emulator.session() as emulated:
         assert fa4.emulator.current_session() is emulated

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import fa4
+from bench.mutants.frozen import Tensors, jump
 from fa4 import emulator, reference
 from tests.asked import problem_of
-from tests.kernel.frozen import Tensors, jump
 
 MASKS = {
     "full": {},

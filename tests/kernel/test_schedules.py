@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fa4
+from bench.mutants.frozen import Tensors, jump
 from fa4 import emulator
-from tests.kernel.frozen import Tensors, jump
 
 SEEDS = 16
 HOSTILE = [("late", 0), *((kind, n) for kind in ("random", "priority") for n in range(SEEDS))]

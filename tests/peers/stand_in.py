@@ -66,7 +66,7 @@ def _target(arch: str, num_sms: int) -> dict[str, str]:
 @contextlib.contextmanager
 def operand_off_by_five_percent() -> Iterator[None]:
     """Make the emulated tensor core read its left operand 5 % too large."""
-    with replaced(mma._Product, "_left", lambda left: lambda job, cta: left(job, cta) * 1.05):
+    with replaced(mma.Product, "_left", lambda left: lambda job, cta: left(job, cta) * 1.05):
         yield
 
 

@@ -26,6 +26,13 @@ from .constants import DTYPES, ConstantPool
 from .flow import Block
 from .registers import RegisterFile
 
+# Instructions that a checker hears of.
+_TOLD = frozenset(
+    (
+        *("ld", "ldu", "st", "atom", "red", "cp", "bar", "barrier", "mbarrier", "tcgen05"),
+        *("wgmma", "fence", "membar", "ldmatrix", "stmatrix", "clusterlaunchcontrol"),
+    )
+)
 WIDTH = {"p": 0, "b": 1, "sb": 1, "h": 2, "sh": 2, "e": 2, "u": 4, "s": 4, "f": 4}
 WIDTH |= {"l": 8, "sl": 8, "d": 8, "x": 8, "q": 16}
 KIND = {
@@ -57,9 +64,15 @@ class Emitter:
     """Reads and writes operands as Python expressions and collects the lines of a block."""
 
     def __init__(
-        self, registers: RegisterFile, pool: ConstantPool, block: Block, masked: bool
+        self,
+        registers: RegisterFile,
+        pool: ConstantPool,
+        block: Block,
+        masked: bool,
+        places: dict[int, int] | None = None,
     ) -> None:
         self.registers, self.pool, self.block = registers, pool, block
+        self.places = places  # with a checker: the index of each instruction
         self.numbers = {name: i for i, name in enumerate(registers.storage)}
         self.block_mask = "m" if masked else None
         self.mask = self.block_mask
@@ -97,6 +110,8 @@ class Emitter:
         """Starts an instruction: its guard narrows the mask."""
         self.current = instruction
         self.mask = self.block_mask
+        if self.places is not None and instruction.root in _TOLD:
+            self.emit(f"w.at={self.places[id(instruction)]}")
         if instruction.guard and instruction.root not in ("bra", "brx"):
             guard = self.read(instruction.guard, "p")
             both = f"{guard}&m" if self.block_mask else guard

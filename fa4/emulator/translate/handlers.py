@@ -31,9 +31,14 @@ def emit_instruction(emitter: Emitter, instruction: Instruction) -> None:
     handler(emitter, instruction)
 
 
+@handles("fence", "membar")
+def _fence(emitter: Emitter, instruction: Instruction) -> None:
+    """Memory is sequentially consistent here: only a checker needs to know."""
+    if emitter.places is not None:
+        emitter.emit(f"w.checker.fences.fence(w,{instruction.opcode!r},{emitter.mask})")
+
+
 @handles(
-    "fence",
-    "membar",
     "prefetch",
     "prefetchu",
     "griddepcontrol",
@@ -43,4 +48,4 @@ def emit_instruction(emitter: Emitter, instruction: Instruction) -> None:
     "pmevent",
 )
 def _no_effect(emitter: Emitter, instruction: Instruction) -> None:
-    """Memory is sequentially consistent here, grids never overlap, time does not pass."""
+    """Grids never overlap, time does not pass."""

@@ -13,6 +13,8 @@ _KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
 def _tcgen05(emitter: Emitter, instruction: Instruction) -> None:
     action = instruction.parts[1]
     if action.startswith("fence"):
+        if emitter.places is not None:
+            emitter.emit(f"w.checker.fences.fence(w,{instruction.opcode!r},{emitter.mask})")
         return None
     function = {
         "wait::ld": _wait,
@@ -33,6 +35,8 @@ def _tcgen05(emitter: Emitter, instruction: Instruction) -> None:
 def _wait(emitter: Emitter, instruction: Instruction) -> None:
     if instruction.parts[1] == "wait::st":
         emitter.emit(f"tensor_wait_store(w,{emitter.mask})")
+    elif emitter.places is not None:
+        emitter.emit(f"tensor_wait_load(w,{emitter.mask})")
 
 
 def _relinquish(emitter: Emitter, instruction: Instruction) -> None:

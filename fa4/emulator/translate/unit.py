@@ -45,8 +45,11 @@ class CompiledBlock:
 class Translation:
     """Blocks, register storage and constants of a kernel."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, checked: bool = False) -> None:
         self.kernel = kernel
+        self.places: dict[int, int] | None = None  # with a checker: instruction -> its index
+        if checked:
+            self.places = {id(each): i for i, each in enumerate(kernel.instructions)}
         self.registers = RegisterFile(kernel)
         self.numbers = {name: i for i, name in enumerate(self.registers.storage)}
         self.flow = build_flow(kernel, self.registers)
@@ -98,7 +101,7 @@ class Translation:
         return compiled
 
     def _compile(self, block: Block, masked: bool) -> BlockFunction:
-        emitter = Emitter(self.registers, self.constants, block, masked)
+        emitter = Emitter(self.registers, self.constants, block, masked, self.places)
         body = self.kernel.instructions[block.start : block.end]
         if self.watches and block.accessed:
             emitter.emit(f"watch_registers(w,{block.index},{emitter.mask})")

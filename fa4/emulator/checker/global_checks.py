@@ -1,0 +1,179 @@
+"""Global memory of one launch: accesses of all its clusters to the ranges that it writes.
+
+Within a cluster the clocks decide. Between clusters nothing but releases and acquires at places in
+global memory orders anything; a release passes on all that its cluster has done so far, which is
+more than the PTX ISA says, and so may hide a race but never makes one up. Reads of a range count
+from its first write on and before; of equally numbered actors of several clusters that read a
+word, the last one counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .clocks import ASYNC, GENERIC
+from .records import Records
+from .shadow import Shadow, View
+
+if TYPE_CHECKING:
+    from ..memory import GlobalMemory
+    from ..team import Team
+    from .checker import ClusterChecker
+    from .copy_checks import Flight
+
+
+@dataclass(frozen=True)
+class GlobalView(View):
+    """A view that also knows what other clusters have passed on: `learned`, by cluster."""
+
+    cluster: int = 0
+    learned: dict[int, int] = field(default_factory=dict)
+
+    def _known(self, cells: np.ndarray, writers: bool) -> np.ndarray:
+        known, records = super()._known(cells, writers), self.records
+        cluster = records.cluster[cells]
+        other = (cluster != self.cluster) & (cells != 0)
+        if np.count_nonzero(other):
+            learned = [self.learned.get(each, 0) for each in cluster.reshape(-1).tolist()]
+            passed_on = np.array(learned).reshape(cells.shape) > records.moment[cells]
+            known = np.where(other, passed_on, known)
+        return known
+
+
+class GlobalShadow:
+    """Shadows of the ranges of global memory that a launch has written."""
+
+    def __init__(self, memory: GlobalMemory, report: Callable) -> None:
+        self.starts, self.ends = memory.bounds()
+        self.records = Records()
+        self.report = report
+        self._shadows: dict[int, Shadow] = {}
+        self._early_reads: dict[int, list[tuple]] = {}
+
+    def locate(self, address: int) -> int:
+        """The number of the range that an address lies in."""
+        return bisect_right(self.starts, address) - 1
+
+    def read(self, number: int, words: np.ndarray, records: np.ndarray | int, view: View) -> None:
+        """Words (counted from the range's start) are read."""
+        shadow = self._shadows.get(number)
+        if shadow is None:
+            self._early_reads.setdefault(number, []).append((words, records, view))
+        else:
+            shadow.read(words, True, records, view)
+
+    def write(self, number: int, words: np.ndarray, records: np.ndarray | int, view: View) -> None:
+        """Words are written."""
+        shadow = self._shadows.get(number)
+        if shadow is None:
+            cells = (self.ends[number] - self.starts[number] + 7) >> 2
+            shadow = self._shadows[number] = Shadow(cells, 1, self.report, written=True)
+            for early in self._early_reads.pop(number, ()):
+                shadow.read(early[0], True, early[1], early[2])
+        shadow.write(words, True, records, view)
+
+
+class GlobalChecks:
+    """Called by accesses of one cluster to global memory."""
+
+    def __init__(self, checker: ClusterChecker, shadow: GlobalShadow, cluster: int) -> None:
+        self.checker, self.shadow, self.cluster = checker, shadow, cluster
+        self.records = shadow.records
+        self._latest: dict[tuple, tuple[tuple, int]] = {}
+
+    def _view(self, clocks: np.ndarray, row: int, own: int = -1, lanes=None) -> GlobalView:
+        learned = self.checker.launch.order.learned.get(self.cluster, {})
+        return GlobalView(self.records, clocks, row, own, lanes, self.cluster, learned)
+
+    def _moment(self) -> int:
+        return self.checker.launch.order.releases.get(self.cluster, 0)
+
+    def _record(self, slot: int, site: int, tag: tuple[int, int], kind: tuple) -> int:
+        """A record of an access; `tag`: actor and step, `kind`: (generic, strong, narrow)."""
+        moment = self._moment()
+        key = (slot, site, tag[0], kind)
+        latest = self._latest.get(key)
+        if latest is not None and latest[0] == (tag[1], moment):
+            return latest[1]
+        number = self.records.add(slot, site, *tag)
+        records = self.records
+        records.generic[number], records.strong[number], records.narrow[number] = kind
+        records.cluster[number], records.moment[number] = self.cluster, moment
+        self._latest[key] = ((tag[1], moment), number)
+        return number
+
+    # ---- warps
+
+    def access(self, w: Team, address: np.ndarray, nbytes: int, mask, write: bool) -> None:
+        """A load or store of `nbytes` per active lane."""
+        checker = self.checker
+        lanes = checker.lanes(w) if mask is None else checker.lanes(w)[mask]
+        places = (address if mask is None else address[mask]).astype(np.int64)
+        if not len(lanes):
+            return
+        strength = checker.rules.strength(w.at)
+        for slot in dict.fromkeys(lanes.tolist()):
+            chosen = places[lanes == slot]
+            if strength.strong:
+                self._order(slot, chosen, strength, write)
+            self._touch(slot, w.at, chosen, nbytes, (write, strength.strong))
+
+    def _touch(self, slot: int, site: int, places, nbytes: int, how: tuple[bool, bool]) -> None:
+        write, strong = how
+        clocks = self.checker.clocks
+        own = int(clocks.own[slot])
+        tag = (own, int(clocks.warps[slot, GENERIC, own]))
+        number = self._record(slot, site, tag, (1, strong, nbytes < 4))
+        view = self._view(clocks.warps[slot], GENERIC)
+        for place, words in self._words(places, nbytes):
+            (self.shadow.write if write else self.shadow.read)(place, words, number, view)
+
+    def _words(self, places: np.ndarray, nbytes: int) -> list[tuple[int, np.ndarray]]:
+        """The words of accesses, by range."""
+        low, high = (self.shadow.locate(int(p)) for p in (places.min(), places.max()))
+        parts = [(low, places)]
+        if low != high:
+            numbers = np.searchsorted(self.shadow.starts, places, "right") - 1
+            parts = [(n, places[numbers == n]) for n in np.unique(numbers).tolist()]
+        steps = np.arange(max(nbytes >> 2, 1))
+        return [
+            (n, (((p - self.shadow.starts[n]) >> 2)[:, None] + steps).reshape(-1)) for n, p in parts
+        ]
+
+    def _order(self, slot: int, places: np.ndarray, strength, write: bool) -> None:
+        for place in set((places >> 2).tolist()):
+            if write:
+                self.checker.locations.write(slot, (-1, place), strength.release)
+            else:
+                self.checker.locations.read(slot, (-1, place), strength.acquire)
+
+    def atomic(self, slot: int, site: int, address: int, nbytes: int) -> None:
+        """An atomic of one lane."""
+        self._touch(slot, site, np.array([address]), nbytes, (True, True))
+
+    # ---- engines
+
+    def loads(self, flight: Flight, boxes: np.ndarray) -> None:
+        """An operation that completes on an mbarrier reads words at these addresses."""
+        tag = (flight.carrier.actor, flight.checker.records.never)
+        number = self.records.add(flight.slot, flight.site, *tag)
+        self.records.cluster[number], self.records.moment[number] = self.cluster, self._moment()
+        flight.global_accesses.append(number)
+        view = self._view(self.checker.clocks.warps[flight.slot], ASYNC)
+        for place, words in self._words(boxes, 4):
+            self.shadow.read(place, words, number, view)
+
+    def stores(self, slot: int, site: int, tag: tuple[int, int], boxes, reduction: bool) -> None:
+        """A bulk store writes words at these addresses, or combines with them."""
+        number = self.records.add(slot, site, *tag)
+        records = self.records
+        records.strong[number], records.cluster[number] = reduction, self.cluster
+        records.moment[number] = self._moment()
+        view = self._view(self.checker.clocks.warps[slot], ASYNC)
+        for place, words in self._words(boxes, 4):
+            self.shadow.write(place, words, number, view)
