@@ -9,6 +9,7 @@ COMMANDS = {  # imported when asked for: what one needs, the others may lack
     "static": "bench.static",
     "exp2-share": "bench.exp2_share",
     "hopper": "bench.hopper.command",
+    "techniques": "bench.hopper.techniques",
     "overhead": "bench.overhead",
     "fuzz": "bench.hopper.fuzz",
     "on-hopper": "bench.on_hopper.command",

@@ -225,5 +225,17 @@ def labels(plan: BasePlan) -> Labels:
                 mbarriers[smem.empty[edge.name] + MBARRIER_BYTES * stage] = BarrierLabel(
                     f"{edge.name} released", stage, (edge.consumer,), (edge.producer,)
                 )
-    drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
-    return Labels(tuple(warps), mbarriers, {barriers.TMEM_DRAINED: drained})
+    return Labels(tuple(warps), mbarriers, _named_barriers(plan))
+
+
+def _named_barriers(plan: BasePlan) -> dict[int, BarrierLabel]:
+    if not isinstance(plan, HopperPlan):
+        drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
+        return {barriers.TMEM_DRAINED: drained}
+    among = ("attend",), ("attend",)
+    found = {}
+    for t in range(plan.q_tiles):
+        found[barriers.WARPGROUP + t] = BarrierLabel("warpgroup_arrived", t, *among)
+        if plan.tuning.ping_pong:
+            found[barriers.TURN + t] = BarrierLabel("turn_handed_on", t, *among)
+    return found
