@@ -36,7 +36,7 @@ $(VENV)/.installed: $(INPUTS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
-	$(PIP) -e '.[test,peers,sass]'
+	$(PIP) -e '.[test,peers,sass,plot]'
 	@touch $(VENV)/.installed $@
 
 demo: install

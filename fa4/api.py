@@ -97,7 +97,12 @@ def flash_attn_func(
         _refuse_gradients(q, k, v)
     arch = None if q.is_cuda and not open_sessions else _foreign_arch(q)
     left, right = _window(window_size)
-    call = _prepare(layouts, arch, softmax_scale, causal, left, right, softcap, return_lse)
+    options = (softmax_scale, causal, left, right, softcap)
+    try:
+        call = _prepare(layouts, arch, *options, return_lse)
+    except TypeError:  # perhaps only since an option cannot be hashed: say what it must be
+        _resolve(layouts, arch, *options)
+        raise
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
         return flash_attn_func(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)

@@ -133,7 +133,7 @@ class Plan(BasePlan):
 def plan_forward(problem: Problem, arch: str = "sm_100a") -> BasePlan:
     """The plan for a problem; depends on head dims, dtype and the kind of mask only.
 
-    On Hopper also on a class of lengths: at most three kernels for one shape.
+    On Hopper also on a class of lengths, see `plan_hopper.TUNED`.
 
     Raises ValueError for an architecture without a kernel.
     """

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from fa4.pipeline.edges import Edge, hopper_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
-from fa4.plan_base import BasePlan, Role, padded
+from fa4.plan_base import BasePlan, Role, padded, require
 
 WARPGROUP = 4  # warps
 ROWS = 64  # query rows per warpgroup: the M of one wgmma
 PADDED_HEAD_DIMS = (64, 96, 128, 192, 256)
 LONG = 4096  # keys
-QUEUE_BYTES = 48  # tiles/tile_queue.py: six words in each of two slots
+O_COLUMNS = 32  # 64 bytes, the narrowest swizzle that stays free of bank conflicts
+SLOTS = 2  # work tiles under way: one that is attended to, one whose loads run ahead
+SLOT_WORDS = 6  # of 4 bytes, see tiles/tile_queue.py
+MOST_WARPGROUPS = 5  # consumers: each has two named barriers, see pipeline/barriers.py
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,10 @@ class Line:
 
 
 # The first line that fits counts. Each was measured on an H200 beside others for its head dims;
-# bench/results/hopper.json has what is here. Many small warpgroups with blocks of 64 keys hide the
-# softmax best. At head dim 64 long sequences want wider blocks, and turns. At head dim 256 shared
-# memory bounds a wgmma with N = 64: blocks of 80 keys relieve it, but leave no room for O, whose
-# buffer lets short sequences load the next Q in time.
+# bench/results/hopper.json has the grid of 64, 128 and 256. Many small warpgroups with blocks of 64
+# keys hide the softmax best. At head dim 64 long sequences want wider blocks, and turns. At head
+# dim 256 shared memory bounds a wgmma with N = 64: blocks of 80 keys relieve it, but leave no room
+# for O, whose buffer lets short sequences load the next Q in time.
 TUNED = (
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), most_keys=LONG),
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), masked=True, most_keys=2 * LONG),
@@ -109,7 +112,7 @@ class HopperPlan(BasePlan):
 
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
-        return hopper_edges(self.tuning.kv_stages, self.q_buffers)
+        return hopper_edges(SLOTS, self.tuning.kv_stages, self.q_buffers)
 
     @property
     def q_buffers(self) -> int:
@@ -151,11 +154,31 @@ class HopperPlan(BasePlan):
         """Whether late tiles are longer, and come first."""
         return self.tuning.longest_first and super().longest_first
 
+    def check(self) -> None:
+        """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""
+        tuning = self.tuning
+        require(
+            2 <= tuning.warpgroups <= MOST_WARPGROUPS,
+            f"{self.name}: warpgroups={tuning.warpgroups}; a single one cannot get more registers, "
+            f"and named barriers suffice for {MOST_WARPGROUPS}. Take 2 to {MOST_WARPGROUPS}.",
+        )
+        require(
+            tuning.o_parts == 0 or tuning.q_stages == 1,
+            f"{self.name}: o_parts={tuning.o_parts} with q_stages={tuning.q_stages}; a buffer of "
+            "its own for O is there to free the one buffer for Q. Take q_stages=1 or o_parts=0.",
+        )
+        require(
+            tuning.o_parts == 0 or self.head_dim_v % (O_COLUMNS * tuning.o_parts) == 0,
+            f"{self.name}: o_parts={tuning.o_parts} of {self.head_dim_v} columns; a part is a "
+            f"multiple of {O_COLUMNS} columns, the width of a swizzle. Take a divisor.",
+        )
+        super().check()
+
     def smem(self) -> SharedMemoryMap:
         """Offsets in shared memory."""
         stages = self.tuning.kv_stages
         buffers = {
-            "sTile": QUEUE_BYTES,
+            "sTile": SLOTS * SLOT_WORDS * 4,
             "sQ": self.q_buffers * self.q_buffer_bytes,
             "sO": self.q_tiles * self.o_part_bytes if self.tuning.o_parts else 0,
             "sK": stages * self.k_block_bytes,

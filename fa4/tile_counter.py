@@ -8,6 +8,7 @@ one per stream that it was captured on.
 from __future__ import annotations
 
 from functools import cache
+from threading import Lock
 
 import cuda.bindings.driver as cuda
 import torch
@@ -24,6 +25,7 @@ class TileCounters:
         self._spare: list[int] = []
         self._keep: list[torch.Tensor] = []  # for good: nobody says when a graph is gone
         self._of_a_graph: torch.Tensor | None = None
+        self._lock = Lock()
 
     def address(self, stream: int) -> int:
         """Of the counter for a launch on the stream, which is the current one."""
@@ -34,11 +36,12 @@ class TileCounters:
 
     def _take(self, key: tuple[int, int]) -> int:
         _, capture = key
-        if not self._spare:
-            if capture:
-                return self._inside_the_graph()
-            self._fetch()
-        return self._addresses.setdefault(key, self._spare.pop())
+        with self._lock:
+            if not self._spare:
+                if capture:
+                    return self._inside_the_graph()
+                self._fetch()
+            return self._addresses.setdefault(key, self._spare.pop())
 
     def _fetch(self) -> None:
         """More zeros, which are there when this returns, for whatever stream."""
@@ -53,8 +56,9 @@ class TileCounters:
         launch, in the graph's memory. Once that is handed to a later operation of the graph, the
         launch is over.
         """
-        self._of_a_graph = torch.zeros(1, dtype=torch.int32, device=self._device)
-        return self._of_a_graph.data_ptr()
+        zero = torch.zeros(1, dtype=torch.int32, device=self._device)
+        self._of_a_graph = zero
+        return zero.data_ptr()
 
 
 @cache

@@ -114,6 +114,9 @@ def bad_calls():
         "window": ((q, k, v), {"window_size": 5}, TypeError, "window_size is 5"),
         "window triple": ((q, k, v), {"window_size": (1, 2, 3)}, TypeError, "(1, 2, 3)"),
         "float window": ((q, k, v), {"window_size": (1.5, 0)}, TypeError, "window_left is 1.5"),
+        "a list": ((q, k, v), {"softcap": [1.0]}, TypeError, "softcap is [1.0]"),
+        "a dict": ((q, k, v), {"softmax_scale": {}}, TypeError, "scale is {}"),
+        "list in window": ((q, k, v), {"window_size": ([1], 0)}, TypeError, "window_left is [1]"),
         "causal": ((q, k, v), {"causal": "yes"}, TypeError, "causal is 'yes'"),
         "gradient": (
             (q.clone().requires_grad_(), k, v),

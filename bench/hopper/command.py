@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
             print(f"{implementation.name} is missing: {implementation.missing}")
     run = {
         **files.environment(),
-        "command": shlex.join(["python", "-m", "bench", "hopper", *argv]),
+        "command": shlex.join(["python", "-m", "bench", "hopper", *_without_folder(argv)]),
         "dtype": options.dtype,
         "jumps": asdict(bench.jumps) if bench.jumps else None,
         "effort": asdict(bench.effort),
@@ -56,6 +56,14 @@ def main(argv: list[str]) -> int:
     files.save_plot(options.out, done.measurements)
     print(f"\n{text}\n\nSaved in {options.out}")
     return 0 if done.good else 1
+
+
+def _without_folder(argv: list[str]) -> list[str]:
+    """Options without `--out FOLDER`, which says nothing to another machine."""
+    if "--out" not in argv:
+        return argv
+    at = argv.index("--out")
+    return argv[:at] + argv[at + 2 :]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -38,6 +38,11 @@ def _experiment(kernel: str) -> Experiment:
     return _known[kernel]
 
 
+def _portable(text: str) -> str:
+    """Without where this tree lies."""
+    return text.replace(f"{FOLDER.parents[1]}/", "")
+
+
 def _count(kernel: str) -> int:
     return len(_experiment(kernel).mutants())
 
@@ -53,7 +58,7 @@ def judge(task: tuple[str, int]) -> Row:
     verdict = kernel.checked(mutant) if why else kernel.verdict(mutant)
     site = mutant.site
     return Row(
-        *(task[0], site.kind, mutant.change, str(site), verdict.by, verdict.how),
+        *(task[0], site.kind, mutant.change, str(site), verdict.by, _portable(verdict.how)),
         "" if verdict.by else why,
     )
 

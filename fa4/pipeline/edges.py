@@ -80,12 +80,21 @@ def forward_edges(kv_stages: int, o_stages: int) -> tuple[Edge, ...]:
     return tuple(Edge(*row, meaning, orders_tmem=bool(tmem)) for *row, tmem, meaning in rows)
 
 
-def hopper_edges(kv_stages: int, q_buffers: int) -> tuple[Edge, ...]:
+def hopper_edges(slots: int, kv_stages: int, q_buffers: int) -> tuple[Edge, ...]:
     """Edges of the Hopper forward kernel; each query tile belongs to one consumer warpgroup."""
     tma, warps = Kind.TMA, Kind.WARPS
     rows = (
         # name, producer, consumer, kind, stages, released by, meaning, shared
-        ("tile_assigned", "load", "attend", warps, 2, "warps", "the next work tile is known", True),
+        (
+            "tile_assigned",
+            "load",
+            "attend",
+            warps,
+            slots,
+            "warps",
+            "the next work tile is known",
+            True,
+        ),
         ("q_loaded", "load", "attend", tma, q_buffers, "warps", "a query tile is in smem", False),
         ("k_loaded", "load", "attend", tma, kv_stages, "warps", "a K block is in its ring", True),
         ("v_loaded", "load", "attend", tma, kv_stages, "warps", "a V block is in its ring", True),

@@ -13,9 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.plan_hopper import SLOTS
 from fa4.tiles.scheduler import WorkTile
-
-SLOTS = 2  # tiles under way: one that is attended to, one whose loads run ahead
 
 FRESH, EXACT, END = 0, 1, -1  # a tile's first time, its second time, no tile: none follow
 

@@ -214,19 +214,20 @@ def test_bytes_are_passed_to_c_whole() -> None:
     assert copies == [(block, 2**63 + 5)]
 
 
-def test_an_aborted_launch_leaves_no_count_behind() -> None:
+@pytest.mark.parametrize("error", [EmulatorError, KeyboardInterrupt])
+def test_an_aborted_launch_leaves_no_count_behind(error: type[BaseException]) -> None:
     """Hopper's tiles are counted in memory that launches share; a nonzero start would skip some."""
     tensors = [torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16) for _ in "qkvo"]
 
     def aborted(*_: object) -> None:
         launch._emulated_counter().add_(5)
-        raise EmulatorError("aborted")
+        raise error("aborted")
 
     plan = plan_forward(PROBLEM, "sm_90a")
     run = launch.prepare(PROBLEM, plan, STRIDES, torch.device("cpu"), True)
     with (
         mock.patch.object(launch, "compile_forward", return_value=aborted),
-        pytest.raises(EmulatorError),
+        pytest.raises(error),
     ):
         run(*tensors, torch.zeros(1, 1, 8))
     assert launch._emulated_counter().item() == 0

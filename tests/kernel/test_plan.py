@@ -172,3 +172,19 @@ def test_registers_must_fit_what_the_kernel_starts_with() -> None:
     greedy = replace(plan, tuning=replace(plan.tuning, registers=(240, 32)))
     with pytest.raises(ValueError, match="registers=65536, 64512 allowed"):
         greedy.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"warpgroups": 1}, "warpgroups=1"),
+        ({"warpgroups": 6}, "warpgroups=6"),
+        ({"q_stages": 2, "o_parts": 1}, "o_parts=1 with q_stages=2"),
+        ({"q_stages": 1, "o_parts": 3}, "o_parts=3 of 128 columns"),
+    ],
+    ids=str,
+)
+def test_tunings_that_the_hopper_kernel_cannot_run(changes: dict, message: str) -> None:
+    plan = plan_forward(problem(), "sm_90a")
+    with pytest.raises(ValueError, match=message):
+        replace(plan, tuning=replace(plan.tuning, **changes)).check()
