@@ -22,6 +22,7 @@ from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
 from fa4.plan_hopper import HopperPlan
+from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.problem import Problem
 from fa4.tile_counter import TileCounters, tile_counters
 
@@ -224,6 +225,9 @@ def labels(plan: BasePlan) -> Labels:
 
 
 def _named_barriers(plan: BasePlan) -> dict[int, BarrierLabel]:
+    if isinstance(plan, HopperBackwardPlan):
+        written = BarrierLabel("gradients_written", 0, ("compute",), ("compute",))
+        return {barriers.GRADIENTS: written}
     if not isinstance(plan, HopperPlan):
         drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
         return {barriers.TMEM_DRAINED: drained}

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import fa4
+from bench.mutants.experiment import nothing_after_exit
+from bench.mutants.marks import marked_sites, separate_cache
 from fa4 import emulator
 from fa4.emulator.engines import Engines
 from fa4.emulator.errors import EmulatorError
+from fa4.emulator.mutants import Site, sites, without
 from fa4.emulator.program import Program
 from fa4.launch_backward import BackwardTensors, backward
 from fa4.pipeline import barriers
@@ -23,14 +26,6 @@ from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.problem import Problem
 from tests.asked import problem_of
 from tests.backward.gradients import Tensors, draw, upstream
-from tests.kernel.mutants import (
-    Site,
-    marked_sites,
-    nothing_after_exit,
-    separate_cache,
-    sites,
-    without,
-)
 
 STARVED = "starved"  # a schedule beside those of the emulator, see starved
 SCHEDULES = [
@@ -45,8 +40,23 @@ CONTROLS = [*SCHEDULES[:4], ("priority", 0), ("random", 0)]
 KERNELS = {"own keys": ((128, 128), 200), "scores ahead": ((96, 96), 200)}
 LONG = {"columns split": ((192, 128), 128)}
 
-# Sites whose removal cannot be seen, and why.
-REDUNDANT: dict[str, dict[Site, str]] = {"own keys": {}, "scores ahead": {}, "columns split": {}}
+# what an action on an edge is in PTX
+KINDS = {
+    "wait": "wait",
+    "acquire": "wait",
+    "expect": "expect",
+    "commit": "arrive",
+    "release": "arrive",
+}
+
+
+def places(ptx: str, edge: str, action: str) -> list[Site]:
+    """The first instruction behind each mark of the action."""
+    return [
+        site
+        for site in sites(ptx)
+        if site.where.startswith(f"{edge} {action} ") and (site.kind, site.n) == (KINDS[action], 0)
+    ]
 
 
 def kernel_plan(kernel: str) -> HopperBackwardPlan:
@@ -161,13 +171,9 @@ def test_removal_is_noticed(
     kernel: str, edge: str, action: str, marked: Callable[[str], Experiment]
 ) -> None:
     made = marked(kernel)
-    places = sites(made.ptx, edge, action)
-    assert places, "the action is in the table but not in the kernel"
-    unnoticed = [
-        site
-        for site in places
-        if site not in REDUNDANT[kernel] and not made.noticed(lambda ptx, s=site: without(ptx, s))
-    ]
+    found = places(made.ptx, edge, action)
+    assert found, "the action is in the table but not in the kernel"
+    unnoticed = [s for s in found if not made.noticed(lambda ptx, s=s: without(ptx, s))]
     assert not unnoticed
 
 
@@ -177,9 +183,9 @@ def test_barriers_before_dk_and_dv_leave_are_noticed(
 ) -> None:
     made = marked(kernel)
     pattern = rf"^\s*(bar(rier)?\.sync\S*|barrier\.cta\.sync\S*)\s+{barriers.GRADIENTS}, 256;"
-    places = list(re.finditer(pattern, made.ptx, re.MULTILINE))
-    assert len(places) == 2
-    for place in places:
+    found = list(re.finditer(pattern, made.ptx, re.MULTILINE))
+    assert len(found) == 2
+    for place in found:
         start, end = place.span()
         assert made.noticed(lambda ptx, a=start, b=end: ptx[:a] + ptx[b:])
 
