@@ -179,8 +179,10 @@ def _through_operators(
     return_lse: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flash_attn_func` where autograd or a tracer looks on."""
+    from fa4 import ops  # late, like `_launcher`
+
     options = (softmax_scale, causal, *_window(window_size), softcap)
-    out, lse = _operators().attention(q, k, v, *options)
+    out, lse = ops.attention(q, k, v, *options)
     return (out, lse) if return_lse else out
 
 
@@ -337,14 +339,6 @@ def _announce_emulator(arch: str) -> None:
     logger.warning(
         "CPU tensors: the compiled %s kernel runs in the emulator, far slower than on a GPU", arch
     )
-
-
-@lru_cache(maxsize=1)
-def _operators() -> ModuleType:
-    """fa4.ops, imported late like `_launcher`."""
-    from fa4 import ops
-
-    return ops
 
 
 @lru_cache(maxsize=1)
