@@ -68,7 +68,7 @@ def test_head_dims_between_the_tuned_ones(dims: tuple[int, int]) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_inputs(layout: str) -> None:
     """Memory between the elements is NaN."""
-    case = Case((64, 64), "bfloat16", (100, 90), (2, 1), 2, layout, {})
+    case = Case("sm_90a", (64, 64), "bfloat16", (100, 90), (2, 1), 2, layout, {})
     check(case.inputs(), causal=True)
 
 
