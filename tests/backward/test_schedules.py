@@ -8,6 +8,8 @@ rounding.
 import pytest
 import torch
 
+import fa4
+from fa4 import emulator
 from tests.backward.gradients import Tensors, differentiate, draw, upstream
 
 HOSTILE = [("late", 0), *((kind, seed) for seed in range(4) for kind in ("random", "priority"))]
@@ -44,3 +46,14 @@ def test_many_blocks_of_keys() -> None:
         assert dv.equal(expected[2])
         # one unit in the last place of bfloat16 where float32 sums round to either side
         torch.testing.assert_close(dq, expected[0], rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_race_and_no_missing_fence(kind: str) -> None:
+    """The checker looks at every access, whatever order the schedule took."""
+    inputs, grads = problem(KINDS[kind], 100)
+    leaves = tuple(t.requires_grad_() for t in inputs)
+    outputs = fa4.flash_attn_func(*leaves, causal=True, return_lse=True)
+    with emulator.session(arch="sm_90a", num_sms=2, check=True) as checked:
+        torch.autograd.grad(outputs, leaves, grads)
+    assert len(checked.launches) == 3
