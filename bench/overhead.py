@@ -133,7 +133,7 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
     from fa4.arguments import pack_per_call
 
     options = (None if q.is_cuda else api.emulated_arch(), None, False, None, None, 0.0)
-    layouts = api._layouts(q, k, v)
+    layouts = api.layouts_of(q, k, v)
     call = api._prepare(layouts, *options, False)
     launch, tensors = call.launch, (q, k, v, torch.empty_like(q))
 
@@ -151,7 +151,7 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
     packed, alone = block(), host_function_alone(*_resolved(layouts, options))
     return {
         "(reading the clock)": time.perf_counter,
-        "layouts": lambda: api._layouts(q, k, v),
+        "layouts": lambda: api.layouts_of(q, k, v),
         "lookup": lambda: api._prepare(layouts, *options, False),
         "allocate": lambda: q.new_empty_strided(*call.out),
         "launch": lambda: launch(*tensors, None),
@@ -165,7 +165,7 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
 def _resolved(layouts: tuple, options: tuple) -> tuple[Any]:
     from fa4 import api
 
-    return api._resolve(layouts, *options)[1:]
+    return api.resolve(layouts, *options)[1:]
 
 
 def host_function_alone(plan: Any) -> Callable[[bytes, int], int]:

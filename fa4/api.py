@@ -24,6 +24,7 @@ from fa4.addressing import (
 )
 from fa4.emulator.sessions import open_sessions
 from fa4.plan import plan_forward
+from fa4.plan_backward import require_backward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, default_scale
 
@@ -60,7 +61,7 @@ def flash_attn_func(
     softcap: float = 0.0,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Softmax attention, O = softmax(softmax_scale * Q K^T) V, without a backward pass.
+    """Softmax attention, O = softmax(softmax_scale * Q K^T) V; differentiable on Hopper.
 
     Args:
         q: (batch, seqlen_q, heads_q, head_dim), bfloat16 or float16.
@@ -84,18 +85,22 @@ def flash_attn_func(
     Hidden keys may hold anything. Hidden values count as 0 * v, so a NaN or infinity in v makes
     out NaN in rows that do not see it too, as in torch, where its block of keys is processed.
 
+    q, k and v have gradients, through lse too; on Blackwell this version computes none.
+
     CUDA tensors on compute capability 9.0, 10.0 and 10.3 run natively; a call may be captured in a
     CUDA graph after one with the same shapes and options was made outside. CPU tensors run the same
     compiled kernel in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
 
     Raises:
         TypeError, ValueError: a dtype, shape, stride or option that is not supported.
-        NotImplementedError: a gradient is asked for, or the device has no kernel.
+        NotImplementedError: the device has no kernel, or none for the gradient that is asked for.
     """
-    layouts = _layouts(q, k, v)
-    if torch.is_grad_enabled():
-        _refuse_gradients(q, k, v)
-    arch = None if q.is_cuda and not open_sessions else _foreign_arch(q)
+    if torch.compiler.is_compiling():
+        return _through_operators(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
+    layouts = layouts_of(q, k, v)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _through_operators(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
+    arch = None if q.is_cuda and not open_sessions else foreign_arch(q)
     left, right = _window(window_size)
     options = (softmax_scale, causal, left, right, softcap)
     try:
@@ -132,11 +137,11 @@ def can_implement(
     Compiles nothing, launches nothing, reads no tensor contents.
     """
     try:
-        layouts = _layouts(q, k, v)
-        if torch.is_grad_enabled():
-            _refuse_gradients(q, k, v)
-        arch = None if q.is_cuda and not open_sessions else _foreign_arch(q)
-        _resolve(layouts, arch, softmax_scale, causal, *_window(window_size), softcap)
+        layouts = layouts_of(q, k, v)
+        arch = None if q.is_cuda and not open_sessions else foreign_arch(q)
+        _, plan = resolve(layouts, arch, softmax_scale, causal, *_window(window_size), softcap)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+            require_backward(plan.arch)
     except (TypeError, ValueError, NotImplementedError) as error:
         return Support(False, str(error))
     copies = [
@@ -149,10 +154,10 @@ def can_implement(
 
 # (shape, strides, dtype, device) of q, k and v
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-_Layouts = tuple[_Layout, _Layout, _Layout]
+Layouts = tuple[_Layout, _Layout, _Layout]
 
 
-def _layouts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> _Layouts:
+def layouts_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Layouts:
     """What must be equal for two calls to be the same but for addresses; runs on every call."""
     try:
         return (
@@ -168,14 +173,22 @@ def _layouts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> _Layouts:
         raise
 
 
-def _refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    if not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return
-    name = next(name for name, t in (("q", q), ("k", k), ("v", v)) if t.requires_grad)
-    raise NotImplementedError(
-        f"{name} requires a gradient, and this version has no backward pass. "
-        "Call under torch.no_grad() or pass a detached tensor."
-    )
+def _through_operators(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int | None, int | None],
+    softcap: float,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`flash_attn_func` where autograd or a tracer looks on."""
+    from fa4 import ops  # late, like `_launcher`
+
+    options = (softmax_scale, causal, *_window(window_size), softcap)
+    out, lse = ops.attention(q, k, v, *options)
+    return (out, lse) if return_lse else out
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +203,7 @@ class _Call:
 
 @lru_cache(maxsize=4096, typed=True)  # typed: causal=1 is refused after causal=True, too
 def _prepare(
-    layouts: _Layouts,
+    layouts: Layouts,
     arch: str | None,
     scale: float | None,
     causal: bool,
@@ -199,8 +212,8 @@ def _prepare(
     softcap: float,
     with_lse: bool,
 ) -> _Call:
-    """Check, plan, compile. `arch`: None for the device's own, see `_foreign_arch`."""
-    problem, plan = _resolve(layouts, arch, scale, causal, left, right, softcap)
+    """Check, plan, compile. `arch`: None for the device's own, see `foreign_arch`."""
+    problem, plan = resolve(layouts, arch, scale, causal, left, right, softcap)
     (_, _, dtype, device), strides = layouts[0], [layout[1] for layout in layouts]
     batch, rows, heads, dim = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
     out_strides = (rows * heads * dim, heads * dim, dim, 1)
@@ -213,8 +226,8 @@ def _prepare(
     return _Call(((batch, rows, heads, dim), out_strides), lse, launch, copies)
 
 
-def _resolve(
-    layouts: _Layouts,
+def resolve(
+    layouts: Layouts,
     arch: str | None,
     scale: float | None,
     causal: bool,
@@ -299,7 +312,7 @@ def emulated_arch() -> str:
     return arch
 
 
-def _foreign_arch(q: torch.Tensor) -> str | None:
+def foreign_arch(q: torch.Tensor) -> str | None:
     """Architecture to compile for where kernels do not run natively: in the emulator, or in a
     session that takes CUDA tensors."""
     if q.is_cpu:

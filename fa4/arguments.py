@@ -1,4 +1,4 @@
-"""The argument block: every runtime value of a forward launch, in one small buffer.
+"""The argument block: every runtime value of a launch, in one small buffer.
 
 The compiled host function takes a pointer to it and reads what it needs. One pointer instead of
 some thirty arguments keeps a call cheap, and so does the order: what differs from call to call
@@ -36,3 +36,33 @@ pack_per_call = struct.Struct(f"={len(PER_CALL)}q").pack
 def pack_rest(values: Mapping[str, int | float]) -> bytes:
     """The bytes of a block behind those of `pack_per_call`; `values` holds every other field."""
     return _REST.pack(*(values[name] for name in (*INTEGERS[len(PER_CALL) :], *NUMBERS)))
+
+
+BACKWARD_PER_CALL = (
+    *("q", "k", "v", "o", "do", "lse"),  # addresses
+    "dlse",  # address, or 0 where LSE has no gradient
+    *("dq", "dk", "dv"),
+    *("dq_sum", "lse_log2", "delta"),  # addresses in the workspace, see BackwardRows
+)
+STRIDED = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+BACKWARD_INTEGERS = (
+    *BACKWARD_PER_CALL,
+    *SIZES,
+    *(f"{tensor}_{axis}" for tensor in STRIDED for axis in ("row", "head", "batch")),
+    *("left", "right"),
+    "section",
+)
+BACKWARD_NUMBERS = (*NUMBERS, "gradient_scale")  # see GradientScales
+
+_BACKWARD_REST = struct.Struct(
+    f"={len(BACKWARD_INTEGERS) - len(BACKWARD_PER_CALL)}q{len(BACKWARD_NUMBERS)}d"
+)
+
+pack_backward_per_call = struct.Struct(f"={len(BACKWARD_PER_CALL)}q").pack
+"""The values of BACKWARD_PER_CALL -> the first bytes of a block."""
+
+
+def pack_backward_rest(values: Mapping[str, int | float]) -> bytes:
+    """The bytes behind those of `pack_backward_per_call`; `values` holds every other field."""
+    names = (*BACKWARD_INTEGERS[len(BACKWARD_PER_CALL) :], *BACKWARD_NUMBERS)
+    return _BACKWARD_REST.pack(*(values[name] for name in names))

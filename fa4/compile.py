@@ -26,17 +26,19 @@ from cutlass.cute.runtime import load_module
 from fa4.emulator import keep_ptx
 from fa4.emulator.hook import compile_target
 from fa4.host import ForwardHost, argument_pointer
+from fa4.host_backward import BackwardHost
 from fa4.plan_base import BasePlan
+from fa4.plan_hopper_backward import HopperBackwardPlan
 
 logger = logging.getLogger("fa4")
 
 ENTRY = "fa4"  # prefix of the exported host function
 PACKAGE = Path(__file__).parent
-# What the compiled host function and kernels are made from: all that fa4.host imports, and this.
+# What compiled host functions and kernels are made from: all that both hosts import, and this.
 FOLDERS = ("numerics", "pipeline", "tiles", "warps")
 MODULES = (
-    *("arguments", "compile", "forward", "hopper", "host"),
-    *("plan", "plan_base", "plan_hopper", "problem"),
+    *("arguments", "compile", "forward", "hopper", "hopper_backward", "host", "host_backward"),
+    *("plan", "plan_base", "plan_hopper", "plan_hopper_backward", "problem"),
 )
 
 
@@ -72,7 +74,7 @@ def load(plan: BasePlan) -> Callable[..., None]:
     """The DSL's view of the plan's object file, which is made first if it is not there."""
     path = object_file(plan)
     if not path.exists():
-        _compile_to(plan, path)
+        compile_to(plan, path)
     return load_module(str(path))[ENTRY]
 
 
@@ -113,12 +115,11 @@ def _compile(plan: BasePlan, options: str) -> Callable[..., None]:
     with ExitStack() as stack:
         stack.enter_context(compile_target(plan.arch))
         stack.enter_context(keep_ptx())
-        return cute.compile(
-            ForwardHost(plan), argument_pointer(8), cuda.CUstream(0), options=options
-        )
+        host = BackwardHost if isinstance(plan, HopperBackwardPlan) else ForwardHost
+        return cute.compile(host(plan), argument_pointer(8), cuda.CUstream(0), options=options)
 
 
-def _compile_to(plan: BasePlan, path: Path) -> None:
+def compile_to(plan: BasePlan, path: Path) -> None:
     """Compile and publish in one rename: no process ever sees half a file."""
     compiled = _compile(plan, "--generate-line-info")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,9 +31,11 @@ class ArgumentReader:
 
     block: cute.Pointer
 
+    integers, numbers = INTEGERS, NUMBERS
+
     def int64(self, name: str) -> Int64:
         """An integer field."""
-        return self._field(self.block, INTEGERS.index(name))
+        return self._field(self.block, self.integers.index(name))
 
     def int32(self, name: str) -> Int32:
         """An integer field that is a length, a count or a window."""
@@ -41,8 +43,8 @@ class ArgumentReader:
 
     def float32(self, name: str) -> Float32:
         """A floating-point field."""
-        numbers = cute.recast_ptr(self.block + len(INTEGERS), dtype=Float64)
-        return Float32(self._field(numbers, NUMBERS.index(name)))
+        numbers = cute.recast_ptr(self.block + len(self.integers), dtype=Float64)
+        return Float32(self._field(numbers, self.numbers.index(name)))
 
     def tensor(self, name: str, shape: tuple[str, str, str, str], dtype: type) -> cute.Tensor:
         """(rows, columns, heads, batch) with the strides of `name`, multiples of 16 bytes."""

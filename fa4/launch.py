@@ -5,7 +5,6 @@ What shapes, strides and options decide is prepared once; a launch then fills in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
 from fa4.plan_hopper import HopperPlan
+from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.problem import Problem
 from fa4.tile_counter import TileCounters, tile_counters
 
@@ -50,7 +50,7 @@ def prepare(
     tensors of another kind of device, here and at each launch.
     """
     rest, here = _rest(problem, plan, strides, with_lse), current_session()
-    _check_session(here, device)
+    check_session(here, device)
     if device.type == "cpu" or here is not None:
         return _SessionLaunch(plan, rest)
     with torch.cuda.device(device):
@@ -89,7 +89,7 @@ class _NativeLaunch:
     ) -> None:
         here = current_session()
         if here is not None:
-            _check_session(here, q.device)
+            check_session(here, q.device)
             raise ValueError(f"a native launch inside {here.name}; call outside of the session.")
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
@@ -105,7 +105,7 @@ class _NativeLaunch:
             self.counters.address(stream) if self.counters else 0,
             self.num_sms,
         )
-        _check(self.entry(block + self.rest, stream), self.plan)
+        check_launch(self.entry(block + self.rest, stream), self.plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class _SessionLaunch:
         with ExitStack() as stack:
             stack.enter_context(_zero_if_aborted(counter))
             here = current_session() or stack.enter_context(session(arch=plan.arch))
-            _check_session(here, q.device)
+            check_session(here, q.device)
             stack.enter_context(here.lend(memory, labels(plan)))
             stack.enter_context(the_hook().call())
             stream = 0
@@ -138,16 +138,17 @@ class _SessionLaunch:
                 stack.enter_context(torch.cuda.device(q.device))
                 stream = torch.cuda.current_stream().cuda_stream
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
-            _check(compile_forward(plan, emulated=True)(block, stream), plan)
+            check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
 
 
-def _check(error: int, plan: BasePlan) -> None:
+def check_launch(error: int, plan: BasePlan) -> None:
+    """Raise RuntimeError for what a host function returns unless it is 0."""
     if error:
         name = cudart.cudaError_t(error).name
         raise RuntimeError(f"The launch of {plan.name} failed with {name}.")
 
 
-def _check_session(here: Session | None, device: torch.device) -> None:
+def check_session(here: Session | None, device: torch.device) -> None:
     """What is loaded in a session stays bound to it, and would see addresses of another memory."""
     if here is not None and here.takes != device.type:
         raise ValueError(
@@ -177,9 +178,6 @@ def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...], with_l
     values = {size: getattr(problem, size) for size in SIZES}
     for name, (batch, row, head, _) in zip("qkvo", strides, strict=True):
         values |= {f"{name}_batch": batch, f"{name}_row": row, f"{name}_head": head}
-    # with softcap the kernel's scores are tanh(scale q.k / cap), still to be multiplied by the cap
-    cap = problem.softcap or 1.0
-    scale = cap if problem.softcap else problem.scale
     return pack_rest(
         values
         | {
@@ -187,9 +185,7 @@ def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...], with_l
             "right": problem.window_right or 0,
             "lse_rows": problem.seqlen_q if with_lse else 0,
             "section": heads_per_section(problem, plan),
-            "softmax_scale": scale,
-            "scale_log2": scale * math.log2(math.e),
-            "softcap": problem.scale / cap,
+            **problem.factors,
         }
     )
 
@@ -228,6 +224,9 @@ def labels(plan: BasePlan) -> Labels:
 
 
 def _named_barriers(plan: BasePlan) -> dict[int, BarrierLabel]:
+    if isinstance(plan, HopperBackwardPlan):
+        written = BarrierLabel("gradients_written", 0, ("compute",), ("compute",))
+        return {barriers.GRADIENTS: written}
     if not isinstance(plan, HopperPlan):
         drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
         return {barriers.TMEM_DRAINED: drained}

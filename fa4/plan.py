@@ -51,6 +51,7 @@ class Plan(BasePlan):
     """A plan for Blackwell: roles in single warps and warpgroups, scores in tensor memory."""
 
     tuning: Tuning
+    rescale_threshold: float  # log2 units: O is rescaled when a row maximum grew by more
 
     q_tiles, m_tile, n_block = Q_TILES, M_TILE, N_BLOCK
 

@@ -60,10 +60,10 @@ class BasePlan:
     right_bound: bool  # keys right of a row's bound are hidden: causal or a right window
     left_bound: bool  # keys left of a row's bound are hidden: a left window
     softcap: bool
-    rescale_threshold: float  # log2 units: O is rescaled when a row maximum grew by more; 0 always
     # where every wait is noted, see fa4.profile; None compiles none of it
     probe: ProbeBuffer | IketRanges | None = field(default=None, kw_only=True)
 
+    prefix = "fa4_fwd"  # of the kernel's name
     q_tiles = m_tile = n_block = 0
 
     def key(self) -> str:
@@ -79,7 +79,7 @@ class BasePlan:
         options = {"right": self.right_bound, "left": self.left_bound, "softcap": self.softcap}
         options["probe"] = self.probe is not None
         return "_".join(
-            ["fa4_fwd", dims, self.dtype, *(name for name, on in options.items() if on)]
+            [self.prefix, dims, self.dtype, *(name for name, on in options.items() if on)]
         )
 
     @property

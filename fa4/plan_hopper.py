@@ -85,6 +85,7 @@ class HopperPlan(BasePlan):
     fixed_reference: bool  # after the masked blocks the row maximum is frozen, see online_softmax
 
     m_tile = ROWS
+    rescale_threshold = 0.0  # O is rescaled whenever a row maximum that counts grew
 
     @property
     def q_tiles(self) -> int:
@@ -197,7 +198,6 @@ def hopper_plan(dims: tuple[int, int], options: dict[str, object], keys: int) ->
     return HopperPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        rescale_threshold=0.0,
         tuning=next(lines).tuning,
         # float16 P overflows at 2^16, bfloat16 P has the exponents of float32
         fixed_reference=options["dtype"] == "bfloat16",

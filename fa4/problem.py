@@ -77,6 +77,20 @@ class Problem:
         """Key index aligned with query 0: masks are aligned at the bottom right."""
         return self.seqlen_k - self.seqlen_q
 
+    @property
+    def factors(self) -> dict[str, float]:
+        """What kernels multiply scores by, see `fa4.numerics.scales.Scales`.
+
+        With softcap their scores are tanh(scale q.k / cap), still to be multiplied by the cap.
+        """
+        cap = self.softcap or 1.0
+        scale = cap if self.softcap else self.scale
+        return {
+            "softmax_scale": scale,
+            "scale_log2": scale * math.log2(math.e),
+            "softcap": self.scale / cap,
+        }
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 

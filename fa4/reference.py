@@ -5,15 +5,20 @@ Everything materialises the scores, (batch, heads_q, seqlen_q, seqlen_k): for te
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from fa4.problem import Problem
 
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 OUT_FACTOR = 1.5  # O may err this many times as much as torch's attention in the same dtype,
 OUT_SLACK = 1e-3  # plus this,
 LSE_TOLERANCE = 5e-4  # and LSE by this
+GRADIENT_FACTOR = 2.0  # a gradient may err this many times as much as torch's in the same dtype,
+GRADIENT_SLACK = 1e-3  # plus this part of its largest element, or of 1 where that is smaller
 
 # Two runs of one kernel, on a GPU and in the emulator: exp2 and reciprocal of GPUs are approximate
 AGREEING = 0.999  # of the elements of O lie within
@@ -51,28 +56,58 @@ def attention(
 
 def gradients(
     problem: Problem,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    inputs: Tensors,
     grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK, dV in the shapes of q, k, v for grad_out (B, Sq, H, Dv); zero for rows without a key.
+) -> Tensors:
+    """dQ, dK, dV in the shapes of `inputs` = (q, k, v), computed and returned in `dtype`.
 
-    With P the probabilities and dP = dO V^T: dS = P (dP - rowsum(dO O)), FlashAttention-2,
-    section 3.1; a softcap multiplies dS by 1 - (score / softcap)^2.
+    grad_out (B, Sq, H, Dv) and grad_lse (B, H, Sq; None: zeros) are the gradients of what
+    `attention` returns. Rows without a key have none.
     """
-    q, k, v, grad_out = (_heads_first(t.to(dtype), problem) for t in (q, k, v, grad_out))
-    scores = _scores(problem, q, k)
-    p = _probabilities(scores, scores.logsumexp(dim=-1))
-    delta = ((p @ v) * grad_out).sum(dim=-1, keepdim=True)
-    grad_scores = p * (grad_out @ v.transpose(-1, -2) - delta) * problem.scale
+    return _gradients(problem, inputs, grad_out, grad_lse, dtype, lambda t: t)
+
+
+def gradients_in_dtype(
+    problem: Problem,
+    inputs: Tensors,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None = None,
+) -> Tensors:
+    """The same as plain torch computes it in the dtype of q: every product and P are rounded."""
+    rounding = inputs[0].dtype
+    return _gradients(
+        problem, inputs, grad_out, grad_lse, torch.float32, lambda t: t.to(rounding).float()
+    )
+
+
+def _gradients(
+    problem: Problem,
+    inputs: Tensors,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    dtype: torch.dtype,
+    rounded: Callable[[torch.Tensor], torch.Tensor],
+) -> Tensors:
+    """With P the probabilities and dP = dO V^T: dS = P (dP - rowsum(dO O) + dLSE), see
+    FlashAttention-2, section 3.1; a softcap multiplies dS by 1 - (score / softcap)^2.
+    """
+    q, k, v, grad_out = (_heads_first(t.to(dtype), problem) for t in (*inputs, grad_out))
+    scores = rounded(_scores(problem, q, k))
+    p = rounded(_probabilities(scores, scores.logsumexp(dim=-1)))
+    grad_p = rounded(grad_out @ v.transpose(-1, -2))
+    delta = (rounded(p @ v) * grad_out).sum(dim=-1)
+    if grad_lse is not None:
+        delta = delta - grad_lse.to(dtype).masked_fill(~visible_keys(problem, q.device).any(-1), 0)
+    grad_scores = p * (grad_p - delta[..., None])
     if problem.softcap:
         capped = scores.masked_fill(scores.isneginf(), 0.0)
         grad_scores = grad_scores * (1.0 - (capped / problem.softcap) ** 2)
+    grad_scores = rounded(grad_scores * problem.scale)
     grad_k = _sum_groups(grad_scores.transpose(-1, -2) @ q, problem)
     grad_v = _sum_groups(p.transpose(-1, -2) @ grad_out, problem)
-    return (grad_scores @ k).transpose(1, 2), grad_k.transpose(1, 2), grad_v.transpose(1, 2)
+    return tuple(rounded(t.transpose(1, 2)) for t in (grad_scores @ k, grad_k, grad_v))
 
 
 def attention_in_dtype(
@@ -121,6 +156,42 @@ def compare(
         out_error=_largest(out.float() - expected_out),
         torch_error=_largest(attention_in_dtype(problem, *inputs).float() - expected_out),
         lse_error=_largest(torch.where(lse == expected_lse, 0.0, lse - expected_lse)),
+    )
+
+
+@dataclass(frozen=True)
+class GradientAgreement:
+    """Largest absolute errors of dQ, dK, dV against float64, and what they may be."""
+
+    errors: tuple[float, float, float]
+    limits: tuple[float, float, float]
+
+    @property
+    def ok(self) -> bool:
+        """The error rule. A NaN anywhere fails it."""
+        return all(error <= limit for error, limit in zip(self.errors, self.limits, strict=True))
+
+    def __str__(self) -> str:
+        rows = zip(("dQ", "dK", "dV"), self.errors, self.limits, strict=True)
+        return ", ".join(f"{name} {error:.2e} (limit {limit:.2e})" for name, error, limit in rows)
+
+
+def compare_gradients(
+    problem: Problem,
+    inputs: Tensors,
+    grads: tuple[torch.Tensor, torch.Tensor | None],
+    results: Tensors,
+) -> GradientAgreement:
+    """Errors of dQ, dK, dV = `results` for `grads` = (dO, dLSE), beside those of torch."""
+    expected = gradients(problem, inputs, *grads)
+    in_dtype = gradients_in_dtype(problem, inputs, *grads)
+    torch_errors = [_largest(t.double() - e) for t, e in zip(in_dtype, expected, strict=True)]
+    return GradientAgreement(
+        errors=tuple(_largest(r.double() - e) for r, e in zip(results, expected, strict=True)),
+        limits=tuple(
+            GRADIENT_FACTOR * error + GRADIENT_SLACK * max(1.0, _largest(e))
+            for error, e in zip(torch_errors, expected, strict=True)
+        ),
     )
 
 

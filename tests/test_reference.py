@@ -84,7 +84,7 @@ def test_gradients_equal_autograd(mask, softcap):
     grad_out = torch.randn_like(out)
     expected = torch.autograd.grad(out, leaves, grad_out)
     with torch.no_grad():
-        actual = reference.gradients(problem, *leaves, grad_out)
+        actual = reference.gradients(problem, tuple(leaves), grad_out)
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
@@ -108,7 +108,7 @@ def test_fault_03_rows_without_a_key_are_zero_minus_infinity_and_have_no_gradien
     assert torch.all(out[:, :5] == 0)
     assert torch.all(lse[:, :, :5] == -torch.inf)
     assert torch.all(lse[:, :, 5:].isfinite())
-    for grad in reference.gradients(problem, q, k, v, torch.ones_like(out)):
+    for grad in reference.gradients(problem, (q, k, v), torch.ones_like(out)):
         assert grad.isfinite().all()
     assert torch.all(reference.attention_in_dtype(problem, q, k, v)[:, :5] == 0)
 

@@ -232,7 +232,13 @@ class Team:
                 continue
             block = self.cta.translation.blocks[group.pc]
             if block.collective and not self._complete(group):
-                continue
+                if group.wait is None:
+                    continue
+                # its wait is over: now it meets the lanes that stand at this block already
+                group.wait.finish(self)
+                group.wait = None
+                self._merge()
+                return self._pick()
             return group
         return None
 

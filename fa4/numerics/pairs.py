@@ -47,3 +47,15 @@ def packed(low: Float32, high: Float32, dtype: str) -> Int32:
         write_only_types=[Int32],
         read_only_args=[high, low],
     )
+
+
+def unpacked(word: Int32, dtype: str) -> Pair:
+    """(low, high) of two 16-bit numbers in a register. A bfloat16 is half of a float32."""
+    if dtype == "bfloat16":
+        return (word << 16).bitcast(Float32), (word & -0x10000).bitcast(Float32)
+    return cute.arch.inline_ptx(
+        "{.reg .b16 low, high; mov.b32 {low, high}, {$r0};"
+        " cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high;}",
+        write_only_types=[Float32, Float32],
+        read_only_args=[word],
+    )

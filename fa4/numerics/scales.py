@@ -18,3 +18,10 @@ class Scales:
     softmax: Float32
     log2: Float32
     softcap: Float32
+
+
+@dataclass(frozen=True)
+class GradientScales(Scales):
+    """For a backward pass also the derivative of a score by q.k, leaving out that of tanh."""
+
+    gradient: Float32

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+NEVER = "never"
+
 
 class Kind(Enum):
     """What completes the phase of an edge's mbarrier."""
@@ -25,7 +27,8 @@ class Edge:
     stages: how many mbarriers the edge has. Per query tile (two of them) or per ring slot.
     released_by: how the producer learns that it may produce again. `"commit"` and `"warps"` are a
         second mbarrier per stage, arrived on by the consumer with tcgen05.commit or with one
-        elected lane per warp; any other value names the edge whose completion implies it.
+        elected lane per warp; NEVER says that a stage is filled once per CTA; any other value names
+        the edge whose completion implies it.
     shared: whether the consumers of all query tiles take part in each stage, not those of one.
     orders_tmem: whether a tcgen05 access of the consumer must come after one before the hand-over;
         mbarriers order those only together with tcgen05.fence on both sides (PTX ISA,
@@ -98,5 +101,25 @@ def hopper_edges(slots: int, kv_stages: int, q_buffers: int) -> tuple[Edge, ...]
         ("q_loaded", "load", "attend", tma, q_buffers, "warps", "a query tile is in smem", False),
         ("k_loaded", "load", "attend", tma, kv_stages, "warps", "a K block is in its ring", True),
         ("v_loaded", "load", "attend", tma, kv_stages, "warps", "a V block is in its ring", True),
+    )
+    return tuple(Edge(*row) for row in rows)
+
+
+def hopper_backward_edges(stages: int) -> tuple[Edge, ...]:
+    """Edges of the Hopper backward kernel: one key block per CTA, query blocks pass by.
+
+    The load warp brings dO after Q, and a block's Q is handed back after its dO. dS has two
+    buffers: whoever writes one of them has seen ds_written of the other, which every warp signals
+    after its products with the former dS.
+    """
+    tma, warps = Kind.TMA, Kind.WARPS
+    rows = (
+        # name, producer, consumer, kind, stages, released by, meaning
+        ("k_loaded", "load", "compute", tma, 1, NEVER, "the CTA's keys are in smem"),
+        ("v_loaded", "load", "compute", tma, 1, NEVER, "the CTA's values are in smem"),
+        ("q_loaded", "load", "compute", tma, stages, "warps", "a Q block and its LSE are in smem"),
+        ("do_loaded", "load", "compute", tma, stages, "q_loaded", "its dO and delta are in smem"),
+        ("ds_written", "compute", "compute", warps, 2, "ds_written", "dS of all keys is in smem"),
+        ("dq_written", "compute", "reduce", warps, 1, "warps", "a dQ block is in smem"),
     )
     return tuple(Edge(*row) for row in rows)

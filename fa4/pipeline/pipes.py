@@ -120,6 +120,18 @@ class HopperPipes(PipeSet):
     v_loaded: Pipe
 
 
+@dataclass(frozen=True)
+class HopperBackwardPipes(PipeSet):
+    """Edges of the Hopper backward kernel."""
+
+    k_loaded: Pipe
+    v_loaded: Pipe
+    q_loaded: Pipe
+    do_loaded: Pipe
+    ds_written: Pipe
+    dq_written: Pipe
+
+
 def build_pipes(plan: BasePlan, kind: type[PipeSet], smem: cute.Pointer, ledger: Ledger) -> PipeSet:
     """Pointers to each edge's mbarriers in the shared memory that starts at `smem`."""
     smem_map = plan.smem()

@@ -161,6 +161,19 @@ def test_bulk_reduction_adds():
     np.testing.assert_array_equal(total.view(np.float32), 1 + np.arange(16))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_lane_waits_for_its_bulk_copy_and_meets_the_others_at_a_barrier(kind):
+    out = np.zeros(16, np.float32)
+    body = """mov.u32 %r1, smem; mad.lo.u32 %r2, %r99, 4, %r1; mov.f32 %f1, 0f3F800000;
+    setp.lt.u32 %p1, %r99, 16; @%p1 st.shared.f32 [%r2], %f1; bar.warp.sync -1;
+    setp.ne.u32 %p2, %r99, 0; @%p2 bra JOIN;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d50], [%r1], 64;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
+    JOIN: bar.warp.sync -1;"""
+    run(body, out, smem=128, schedule=Schedule(kind, 1))
+    assert np.all(out == 1.0)
+
+
 def test_bulk_copy_must_be_a_multiple_of_16():
     body = """mov.u32 %r1, smem; setp.eq.u32 %p1, %r99, 0;
     @%p1 cp.async.bulk.global.shared::cta.bulk_group [%d50], [%r1], 24;"""

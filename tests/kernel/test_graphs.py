@@ -90,7 +90,7 @@ from fa4 import api
 torch.manual_seed(0)
 q, k, v = (torch.randn(2, 700, 8, 128, device="cuda").bfloat16() for _ in "qkv")
 options = (None, None, True, None, None, 0.0)
-api._prepare(api._layouts(q, k, v), *options, with_lse=False)
+api._prepare(api.layouts_of(q, k, v), *options, with_lse=False)
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     outs = [fa4.flash_attn_func(q, k, v, causal=True) for _ in range(3)]

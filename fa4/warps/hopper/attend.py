@@ -10,7 +10,6 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
 
-from fa4.numerics.mask import CHUNK, BlockMask, hide
 from fa4.numerics.online_softmax import (
     FixedReference,
     RowState,
@@ -24,6 +23,7 @@ from fa4.numerics.scales import Scales
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline.pipes import HopperPipes
 from fa4.plan_hopper import HopperPlan
+from fa4.tiles.accumulator import ROW_STEP, ROWS_PER_THREAD, hide_row
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import TmaTensors
 from fa4.tiles.hopper_bundles import HopperSmem
@@ -31,8 +31,6 @@ from fa4.tiles.hopper_layouts import pv_mma, qk_mma
 from fa4.tiles.registers import pinned
 from fa4.tiles.tile_queue import END, FRESH, SLOTS, TileQueue
 from fa4.warps.hopper.fragments import (
-    ROW_STEP,
-    ROWS_PER_THREAD,
     Fragments,
     Place,
     Row,
@@ -277,7 +275,7 @@ class Attend:
         if masked:
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):
                 query, key0 = place.query + ROW_STEP * r, block * self.plan.n_block
-                self._hide(f.row(f.s, r), see.mask(query, query, key0), place.thread)
+                hide_row(f.row(f.s, r), see.mask(query, query, key0), place.thread)
         if running:
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):
                 maximum = row_maximum(row.maximum[r])
@@ -322,16 +320,6 @@ class Attend:
                 for i in cutlass.range_constexpr(cute.size(p)):
                     p[i] = p[i] * factor
         return any_jump
-
-    @cute.jit
-    def _hide(self, scores: cute.Tensor, mask: BlockMask, thread: Int32) -> None:
-        """A lane holds the pairs of columns at 2 (lane % 4), 8 apart: eight keys of a word."""
-        for chunk in cutlass.range_constexpr(-(-self.plan.n_block // CHUNK)):
-            keys = min(CHUNK, self.plan.n_block - chunk * CHUNK)
-            bits = tuple(8 * pair + c for pair in range(keys // 8) for c in range(2))
-            first = chunk * CHUNK // 4
-            word = mask.visible(chunk) >> (thread % 4 * 2)
-            hide(scores, (first, first + len(bits)), word, bits)
 
     @cute.jit
     def _round_p(self, f: Fragments) -> None:

@@ -8,13 +8,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fa4.plan_hopper import HopperPlan
+from fa4.tiles.accumulator import accumulator_row
 from fa4.tiles.hopper_layouts import pv_mma, qk_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.registers import pinned
 from fa4.tiles.tile_queue import Assignment
-
-ROWS_PER_THREAD = 2  # of a wgmma accumulator: lane / 4 and lane / 4 + 8 of the warp's 16 rows
-ROW_STEP = 8
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,7 @@ class Fragments:
 
     def row(self, accumulator: cute.Tensor, r: int) -> cute.Tensor:
         """The thread's elements of its row r: pairs of columns, 8 apart."""
-        pairs = cute.size(accumulator) // 4
-        layout = cute.make_layout((2, pairs), stride=(1, 4))
-        return cute.make_tensor(accumulator.iterator + 2 * r, layout)
+        return accumulator_row(accumulator, r)
 
 
 @dataclass(frozen=True)

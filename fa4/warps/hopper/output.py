@@ -15,13 +15,14 @@ from fa4.numerics.scales import Scales
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import HopperPipes
 from fa4.plan_hopper import HopperPlan
+from fa4.tiles.accumulator import ROW_STEP, ROWS_PER_THREAD
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import TmaTensors
 from fa4.tiles.hopper_bundles import HopperSmem
 from fa4.tiles.hopper_layouts import o_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.tile_queue import EXACT, FRESH, TileQueue
-from fa4.warps.hopper.fragments import ROW_STEP, ROWS_PER_THREAD, Fragments, Place, Row
+from fa4.warps.hopper.fragments import Fragments, Place, Row
 
 
 @dataclass(frozen=True)

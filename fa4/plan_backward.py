@@ -1,0 +1,52 @@
+"""Problem -> plan of the backward pass. Pure Python."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from fa4.plan_base import BasePlan
+from fa4.plan_hopper_backward import hopper_backward_plan
+from fa4.problem import Problem
+
+ARCHS = ("sm_90a",)
+
+
+def plan_backward(problem: Problem, arch: str) -> BasePlan:
+    """The plan for a problem; depends on head dims, dtype and the kind of mask only.
+
+    Raises NotImplementedError for an architecture without a backward kernel.
+    """
+    require_backward(arch)
+    return _plan_backward(
+        arch,
+        problem.dtype,
+        (problem.head_dim, problem.head_dim_v),
+        problem.window_right is not None,
+        problem.window_left is not None,
+        problem.softcap > 0.0,
+    )
+
+
+def require_backward(arch: str) -> None:
+    """Raise NotImplementedError for an architecture without a backward kernel."""
+    if arch not in ARCHS:
+        raise NotImplementedError(
+            f"no backward for {arch} in this version, only for {', '.join(ARCHS)}. "
+            "Call under torch.no_grad() or pass detached tensors."
+        )
+
+
+@cache
+def _plan_backward(
+    arch: str, dtype: str, dims: tuple[int, int], right: bool, left: bool, softcap: bool
+) -> BasePlan:
+    options = {
+        "arch": arch,
+        "dtype": dtype,
+        "right_bound": right,
+        "left_bound": left,
+        "softcap": softcap,
+    }
+    plan = hopper_backward_plan(dims, options)
+    plan.check()
+    return plan

@@ -1,0 +1,202 @@
+"""Plans for the backward pass on Hopper (sm_90a): dK and dV of a key block stay in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa4.pipeline.edges import Edge, hopper_backward_edges
+from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
+from fa4.plan_base import DTYPE_BYTES, BasePlan, Role, padded, require
+from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, WARPGROUP
+
+DS_STAGES = 2
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class HopperBackwardTuning:
+    """Choices that only speed depends on; see TUNED for the reasons.
+
+    columns_split: False: a warpgroup has 64 keys of its own, and P and dS reach dV and dK in
+        registers. True: all warpgroups share 64 keys; of S and dP each takes some queries, of dV,
+        dK and dQ some columns, and P and dS go through shared memory.
+    dq_columns: dQ is computed in tiles of 64 rows and so many columns, one per warpgroup.
+    """
+
+    warpgroups: int
+    m_block: int  # queries per block
+    columns_split: bool
+    dq_columns: int
+    stages: int  # of Q and dO
+    scores_ahead: bool  # S of the next block is computed before dQ of this one is stored
+    rounded_p: bool  # dS takes the P that dV takes, which frees the registers of the exact one
+    registers: tuple[int, int]  # per thread: compute, the other warps
+
+
+# Shared memory and the accumulators decide: at head dims up to 128 dK and dV of 64 keys fit in a
+# warpgroup's registers; above, half of their columns do.
+TUNED = {
+    (64, 64): HopperBackwardTuning(2, 128, False, 64, 2, True, True, (240, 24)),
+    (96, 96): HopperBackwardTuning(2, 64, False, 48, 2, True, False, (240, 24)),
+    (128, 128): HopperBackwardTuning(2, 64, False, 64, 2, True, False, (240, 24)),
+    (192, 128): HopperBackwardTuning(2, 64, True, 96, 2, True, False, (240, 24)),
+    (192, 192): HopperBackwardTuning(2, 64, True, 96, 1, False, False, (240, 24)),
+    (256, 256): HopperBackwardTuning(2, 64, True, 128, 1, False, False, (240, 24)),
+}
+
+# The slope of tanh goes into the exact P, so that one cannot be given up.
+TUNED_SOFTCAP = {
+    **TUNED,
+    (64, 64): HopperBackwardTuning(2, 64, False, 32, 2, True, False, (240, 24)),
+}
+
+
+@dataclass(frozen=True)
+class HopperBackwardPlan(BasePlan):
+    """A plan for Hopper: warps that load and reduce, and warpgroups that compute."""
+
+    tuning: HopperBackwardTuning
+
+    prefix = "fa4_bwd"
+    q_tiles = 1  # every warp of a role takes part in every stage
+
+    @property
+    def m_tile(self) -> int:
+        """Queries of one block."""
+        return self.tuning.m_block
+
+    @property
+    def n_block(self) -> int:
+        """Keys of one CTA."""
+        return ROWS * self.key_tiles
+
+    @property
+    def key_tiles(self) -> int:
+        """Tiles of 64 keys of one CTA."""
+        return 1 if self.tuning.columns_split else self.tuning.warpgroups
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the warpgroups split queries (of S, dP) and columns (of dV, dK)."""
+        return self.tuning.warpgroups if self.tuning.columns_split else 1
+
+    @property
+    def scores_tile(self) -> tuple[int, int]:
+        """(keys, queries) of a warpgroup's part of S^T and dP^T."""
+        return (ROWS, self.m_tile // self.parts)
+
+    @property
+    def dk_tile(self) -> tuple[int, int]:
+        """(keys, columns) of a warpgroup's part of dK."""
+        return (ROWS, self.head_dim // self.parts)
+
+    @property
+    def dv_tile(self) -> tuple[int, int]:
+        """(keys, columns) of a warpgroup's part of dV."""
+        return (ROWS, self.head_dim_v // self.parts)
+
+    @property
+    def dq_tile(self) -> tuple[int, int]:
+        """(queries, columns) of a tile of dQ."""
+        return (ROWS, self.tuning.dq_columns)
+
+    @property
+    def dq_grid(self) -> tuple[int, int]:
+        """Tiles of dQ per block of queries: (along the rows, along the columns)."""
+        return (self.m_tile // ROWS, self.head_dim // self.tuning.dq_columns)
+
+    @property
+    def dq_tiles(self) -> int:
+        """Tiles of dQ per block of queries, each for one warpgroup."""
+        return self.dq_grid[0] * self.dq_grid[1]
+
+    @property
+    def dq_block_floats(self) -> int:
+        """dQ of a block of queries in float32, in shared memory and as accumulated in global."""
+        return self.m_tile * self.head_dim
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Load and reduce share a warpgroup, and its register budget, with two idle warps."""
+        compute, others = self.tuning.registers
+        return {
+            "load": Role(0, 1, others),
+            "reduce": Role(1, 1, others),
+            "idle": Role(2, WARPGROUP - 2, others),
+            "compute": Role(WARPGROUP, WARPGROUP * self.tuning.warpgroups, compute),
+        }
+
+    def warps_per_stage(self) -> dict[str, int]:
+        """All warps of a role."""
+        return {name: role.warps for name, role in self.roles.items()}
+
+    def edges(self) -> tuple[Edge, ...]:
+        """The pipeline edges of this plan's kernel."""
+        return hopper_backward_edges(self.tuning.stages)
+
+    @property
+    def q_block_bytes(self) -> int:
+        """One block of queries."""
+        return self.m_tile * self.head_dim * DTYPE_BYTES
+
+    @property
+    def do_block_bytes(self) -> int:
+        """One block of dO."""
+        return self.m_tile * self.head_dim_v * DTYPE_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """LSE, or delta, of one block of queries."""
+        return self.m_tile * FLOAT_BYTES
+
+    def smem(self) -> SharedMemoryMap:
+        """Offsets in shared memory."""
+        tuning, ds_bytes = self.tuning, DS_STAGES * self.m_tile * self.n_block * DTYPE_BYTES
+        buffers = {
+            "sLSE": tuning.stages * self.row_bytes,
+            "sDelta": tuning.stages * self.row_bytes,
+            "sK": self.k_block_bytes,
+            "sV": self.v_block_bytes,
+            "sQ": tuning.stages * self.q_block_bytes,
+            "sdO": tuning.stages * self.do_block_bytes,
+            "sdS": ds_bytes,
+            "sP": ds_bytes if tuning.columns_split else 0,
+            "sdQ": self.dq_block_floats * FLOAT_BYTES,
+        }
+        return shared_memory_map(self.edges(), buffers)
+
+    def check(self) -> None:
+        """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""
+        super().check()
+        require(
+            self.m_tile % ROWS == 0 and self.head_dim % self.tuning.dq_columns == 0,
+            f"{self.name}: dQ ({self.m_tile}, {self.head_dim}) is not made of tiles "
+            f"{self.dq_tile}. Take m_block={ROWS} or a multiple, and dq_columns that divide.",
+        )
+        require(
+            self.tuning.stages > 1 or not self.tuning.scores_ahead,
+            f"{self.name}: stages=1, but scores_ahead needs the next Q too. Take 2 stages.",
+        )
+        require(
+            not (self.tuning.rounded_p and self.softcap),
+            f"{self.name}: rounded_p with softcap, whose slope is part of the exact P. Turn one "
+            "off.",
+        )
+        require(
+            self.dq_tiles == self.tuning.warpgroups,
+            f"{self.name}: {self.dq_tiles} tiles of dQ for {self.tuning.warpgroups} warpgroups, "
+            "which take one each. Change dq_columns.",
+        )
+
+
+def hopper_backward_plan(dims: tuple[int, int], options: dict[str, object]) -> HopperBackwardPlan:
+    """The backward plan for unpadded head dims; `options` are the other fields of BasePlan."""
+    head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
+    if (head_dim, head_dim_v) not in TUNED:
+        head_dim = head_dim_v = max(head_dim, head_dim_v)
+    return HopperBackwardPlan(
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        tuning=(TUNED_SOFTCAP if options["softcap"] else TUNED)[head_dim, head_dim_v],
+        **options,
+    )

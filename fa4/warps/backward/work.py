@@ -1,0 +1,33 @@
+"""What every role of a backward kernel needs to know about the problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from fa4.tiles.block_range import BlockRange
+from fa4.tiles.query_range import QueryVisibility
+from fa4.tiles.scheduler import TileSchedule, WorkTile
+
+
+@dataclass(frozen=True)
+class BackwardWork:
+    """A CTA has one block of keys; it walks the query blocks that see them, head by head.
+
+    `schedule` counts key blocks and key/value heads; `group` query heads share one of those.
+    """
+
+    schedule: TileSchedule
+    visibility: QueryVisibility
+    group: Int32
+
+    def tile(self) -> WorkTile:
+        """This CTA's block of keys."""
+        number, _, _ = cute.arch.block_idx()
+        return self.schedule.decode(number)
+
+    def blocks(self, tile: WorkTile) -> BlockRange:
+        """The query blocks, the same for every head of the group."""
+        return self.visibility.blocks(tile.m * self.visibility.see.n_block)

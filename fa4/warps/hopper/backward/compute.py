@@ -1,0 +1,285 @@
+"""Compute role of Hopper's backward: warpgroups recompute P and accumulate dV, dK and dQ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers as sm90
+
+from fa4.numerics.scales import GradientScales
+from fa4.pipeline.pipes import HopperBackwardPipes
+from fa4.plan_hopper import ROWS
+from fa4.plan_hopper_backward import DS_STAGES, HopperBackwardPlan
+from fa4.tiles.accumulator import accumulator
+from fa4.tiles.dq_sum import dq_target, dq_vectors
+from fa4.tiles.hopper_backward_bundles import BackwardSmem, BackwardTma
+from fa4.tiles.hopper_backward_layouts import dq_mma, keys_mma, parts, scores_mma, transposed
+from fa4.tiles.layouts import DTYPES
+from fa4.tiles.scheduler import WorkTile
+from fa4.warps.backward.work import BackwardWork
+from fa4.warps.hopper.backward.pointwise import Fragments, Pointwise
+from fa4.warps.hopper.backward.store import GradientStore
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a thread is: its warpgroup, which key tile and which part of columns that has."""
+
+    group: Int32
+    thread: Int32  # within the warpgroup
+    key_tile: Int32
+    part: Int32
+    tile: WorkTile
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Stages and phases of Q and dO, and of dS."""
+
+    q: PipelineState
+    ds: PipelineState
+
+
+@dataclass(frozen=True)
+class BackwardCompute:
+    """S^T = K Q^T, dP^T = V dO^T, P^T, dS^T, then dV += P^T dO, dK += dS^T Q, dQ = dS K.
+
+    Keys are the rows of all but dQ, so that P^T and dS^T can be operands straight from registers.
+    Waits: k_loaded, v_loaded, q_loaded, do_loaded, ds_written, the release of dq_written.
+    Signals: the release of q_loaded, ds_written, dq_written.
+    Owns: sdS, sP, sdQ, and in the end sK and sV. Registers: plan.roles["compute"].
+    """
+
+    plan: HopperBackwardPlan
+
+    @cute.jit
+    def run(
+        self,
+        tma: BackwardTma,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        work: BackwardWork,
+        scales: GradientScales,
+    ) -> None:
+        """One block of keys: all its query blocks, then dK and dV to global memory."""
+        place, f = self._place(work), self._fragments()
+        f.dk.fill(0.0)
+        f.dv.fill(0.0)
+        blocks = work.blocks(place.tile)
+        key0 = place.tile.m * self.plan.n_block + place.key_tile * ROWS
+        pointwise = Pointwise(self.plan, scales, work.visibility, key0, place.thread, place.part)
+        pipes.k_loaded.wait(0, Int32(0))
+        rings = Rings(
+            make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.stages),
+            make_pipeline_state(PipelineUserType.Consumer, DS_STAGES),
+        )
+        count = work.group * (blocks.last - blocks.first)
+        block, ahead = blocks.first, self.plan.tuning.scores_ahead
+        if cutlass.const_expr(ahead):
+            self._first_scores(f, smem, pipes, place, count)
+        pipes.v_loaded.wait(0, Int32(0))
+        for _ in cutlass.range(count - 1 if ahead else count, unroll=1):
+            masked = (block < blocks.full_first) | (block >= blocks.full_last)
+            rings = self._block(f, smem, pipes, place, pointwise, (block, masked, ahead), rings)
+            block = block + 1 if block + 1 < blocks.last else blocks.first
+        if cutlass.const_expr(ahead):
+            masked = (block < blocks.full_first) | (block >= blocks.full_last)
+            if count > 0:
+                self._block(f, smem, pipes, place, pointwise, (block, masked, False), rings)
+        GradientStore(self.plan).run(tma, smem, (f.dk, f.dv), place.group, place.tile, scales)
+
+    def _place(self, work: BackwardWork) -> Place:
+        thread, _, _ = cute.arch.thread_idx()
+        group = cute.arch.make_warp_uniform(thread // 128) - 1
+        shared = self.plan.tuning.columns_split
+        return Place(
+            group=group,
+            thread=thread % 128,
+            key_tile=Int32(0) if shared else group,
+            part=group if shared else Int32(0),
+            tile=work.tile(),
+        )
+
+    def _fragments(self) -> Fragments:
+        plan, scores = self.plan, scores_mma(self.plan)
+        s, dp = (accumulator(scores, plan.scores_tile) for _ in range(2))
+        p, ds = (cute.make_rmem_tensor(s.layout, DTYPES[plan.dtype]) for _ in range(2))
+        return Fragments(
+            s=s,
+            dp=dp,
+            dk=accumulator(keys_mma(plan, plan.dk_tile), plan.dk_tile),
+            dv=accumulator(keys_mma(plan, plan.dv_tile), plan.dv_tile),
+            dq=accumulator(dq_mma(plan), plan.dq_tile),
+            p=p,
+            ds=ds,
+        )
+
+    @cute.jit
+    def _first_scores(
+        self,
+        f: Fragments,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        place: Place,
+        count: Int32,
+    ) -> None:
+        """S^T of the first block, if there is one."""
+        if count > 0:
+            pipes.q_loaded.wait(0, Int32(0))
+            self._scores(f.s, (smem.k, smem.q), place, Int32(0))
+            warpgroup.wait_group(0)
+
+    @cute.jit
+    def _block(
+        self,
+        f: Fragments,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        place: Place,
+        pointwise: Pointwise,
+        what: tuple[Int32, Boolean, cutlass.Constexpr[bool]],
+        rings: Rings,
+    ) -> Rings:
+        """One block of queries. what: (block, whether it is masked, whether another one follows
+        whose scores are computed ahead).
+        """
+        plan, q, ds = self.plan, rings.q, rings.ds
+        block, masked, ahead = what
+        last, split = plan.tuning.scores_ahead and not ahead, plan.tuning.columns_split
+        if cutlass.const_expr(not plan.tuning.scores_ahead):
+            pipes.q_loaded.wait(q.index, q.phase)
+            self._scores(f.s, (smem.k, smem.q), place, q.index)
+        pipes.do_loaded.wait(q.index, q.phase)
+        self._scores(f.dp, (smem.v, smem.do), place, q.index)
+        if cutlass.const_expr(not plan.tuning.scores_ahead):
+            warpgroup.wait_group(1)
+        pointwise.probabilities(f, smem.lse[None, q.index], block, masked)
+        if cutlass.const_expr(split):
+            self._share(f.p, smem.p, place, ds.index)
+            warpgroup.wait_group(0)
+        else:
+            self._add(f.dv, f.p, smem.p, smem.do, (place, q.index, ds.index))
+            warpgroup.wait_group(1)
+        pointwise.grad_scores(f, smem.delta[None, q.index])
+        if cutlass.const_expr(not split):
+            self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
+        self._share(f.ds, smem.ds, place, ds.index)
+        cute.arch.fence_view_async_shared()
+        pipes.ds_written.commit(ds.index)
+        pipes.ds_written.wait(ds.index, ds.phase)
+        if cutlass.const_expr(split):
+            self._add(f.dv, f.p, smem.p, smem.do, (place, q.index, ds.index))
+            self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
+        self._grad_q(f.dq, smem, place, ds.index)
+        warpgroup.wait_group(1)  # dV and dK are done
+        if cutlass.const_expr(not last):
+            pipes.q_loaded.release(q.index)
+        q.advance()
+        if cutlass.const_expr(ahead):
+            pipes.q_loaded.wait(q.index, q.phase)
+            self._scores(f.s, (smem.k, smem.q), place, q.index)
+        warpgroup.wait_group(1 if ahead else 0)
+        self._hand_over(f.dq, smem, pipes, place, ds.count)
+        warpgroup.wait_group(0)
+        ds.advance()
+        return Rings(q, ds)
+
+    @cute.jit
+    def _scores(
+        self,
+        target: cute.Tensor,
+        operands: tuple[cute.Tensor, cute.Tensor],
+        place: Place,
+        stage: Int32,
+    ) -> None:
+        """Issue S^T = K Q^T, or dP^T = V dO^T."""
+        mma, (rows, columns) = scores_mma(self.plan), operands
+        thread = mma.get_slice(0)
+        columns = parts(columns, (self.plan.scores_tile[1], cute.size(columns, mode=[1])))
+        a = mma.make_fragment_A(thread.partition_A(rows))
+        b = mma.make_fragment_B(thread.partition_B(columns))
+        warpgroup.fence()
+        for step in cutlass.range_constexpr(cute.size(b, mode=[2])):
+            mma.set(warpgroup.Field.ACCUMULATE, step != 0)
+            a_step = a[None, None, step, place.key_tile]
+            cute.gemm(mma, target, a_step, b[None, None, step, place.part, 0, stage], target)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _add(
+        self,
+        target: cute.Tensor,
+        registers: cute.Tensor,
+        shared: cute.Tensor,
+        rows: cute.Tensor,
+        where: tuple[Place, Int32, Int32],
+    ) -> None:
+        """Issue dV += P^T dO, or dK += dS^T Q. where: (place, stage of `rows`, of `shared`)."""
+        place, stage, ds_stage = where
+        tile = (ROWS, 2 * cute.size(target))
+        mma = keys_mma(self.plan, tile)
+        thread = mma.get_slice(0)
+        columns = parts(transposed(rows), (tile[1], self.plan.m_tile))
+        b = mma.make_fragment_B(thread.partition_B(columns))
+        if cutlass.const_expr(self.plan.tuning.columns_split):
+            a = mma.make_fragment_A(thread.partition_A(transposed(shared)))
+            a = a[None, None, None, ds_stage]
+        else:
+            a = mma.make_fragment_A(mma.partition_shape_A((ROWS, self.plan.m_tile)))
+            a = cute.make_tensor(registers.iterator, a.layout)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.fence()
+        for step in cutlass.range_constexpr(cute.size(b, mode=[2])):
+            b_step = b[None, None, step, place.part, 0, stage]
+            cute.gemm(mma, target, a[None, None, step], b_step, target)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _grad_q(self, target: cute.Tensor, smem: BackwardSmem, place: Place, stage: Int32) -> None:
+        """Issue this warpgroup's tile of dQ = dS K, summed over the CTA's keys."""
+        plan, mma = self.plan, dq_mma(self.plan)
+        thread = mma.get_slice(0)
+        a = mma.make_fragment_A(thread.partition_A(parts(smem.ds, (ROWS, ROWS))))
+        columns = parts(transposed(smem.k), (plan.dq_tile[1], ROWS))
+        b = mma.make_fragment_B(thread.partition_B(columns))
+        row, column = place.group // plan.dq_grid[1], place.group % plan.dq_grid[1]
+        warpgroup.fence()
+        for t in cutlass.range_constexpr(plan.key_tiles):
+            for step in cutlass.range_constexpr(cute.size(b, mode=[2])):
+                mma.set(warpgroup.Field.ACCUMULATE, t + step != 0)
+                a_step = a[None, None, step, row, 0, stage * plan.key_tiles + t]
+                cute.gemm(mma, target, a_step, b[None, None, step, column, 0, t], target)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _share(
+        self, registers: cute.Tensor, shared: cute.Tensor, place: Place, stage: Int32
+    ) -> None:
+        """Put P or dS into shared memory, as (queries, keys): stmatrix transposes."""
+        plan = self.plan
+        atom = sm90.get_smem_store_op(LayoutEnum.COL_MAJOR, DTYPES[plan.dtype], Float32)
+        copy = cute.make_tiled_copy_C(atom, scores_mma(plan)).get_slice(place.thread)
+        tiles = parts(transposed(shared), plan.scores_tile)
+        target = tiles[None, None, 0, place.part, stage * plan.key_tiles + place.key_tile]
+        cute.copy(atom, copy.retile(registers), copy.partition_D(target))
+
+    @cute.jit
+    def _hand_over(
+        self,
+        dq: cute.Tensor,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        place: Place,
+        count: Int32,
+    ) -> None:
+        """dQ to shared memory, for the reduce warp."""
+        pipes.dq_written.acquire(0, count & 1)
+        cute.autovec_copy(dq_vectors(dq), dq_target(smem.dq, dq, place.group, place.thread))
+        cute.arch.fence_view_async_shared()
+        pipes.dq_written.commit(0)

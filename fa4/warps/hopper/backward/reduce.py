@@ -1,0 +1,48 @@
+"""Reduce role of Hopper's backward: one warp adds each dQ block to the sum in global memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from fa4.pipeline.pipes import HopperBackwardPipes
+from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.tiles.bulk import add_floats
+from fa4.tiles.hopper_backward_bundles import BackwardRows, BackwardSmem
+from fa4.warps.backward.work import BackwardWork
+
+
+@dataclass(frozen=True)
+class BackwardReduce:
+    """dQ += over all key blocks, in float32, by bulk reductions.
+
+    Waits: dq_written. Signals: its release. Registers: plan.roles["reduce"].
+    """
+
+    plan: HopperBackwardPlan
+
+    @cute.jit
+    def run(
+        self,
+        smem: BackwardSmem,
+        rows: BackwardRows,
+        pipes: HopperBackwardPipes,
+        work: BackwardWork,
+    ) -> None:
+        """Follow the query blocks of this CTA."""
+        tile = work.tile()
+        blocks = work.blocks(tile)
+        phase = Int32(0)
+        for i in cutlass.range(work.group, unroll=1):
+            head = tile.head * work.group + i
+            for block in cutlass.range(blocks.first, blocks.last, unroll=1):
+                pipes.dq_written.wait(0, phase)
+                if cute.arch.lane_idx() == 0:
+                    add_floats(smem.dq, rows.dq[None, block, head, tile.batch])
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                pipes.dq_written.release(0)
+                phase ^= 1
+        cute.arch.cp_async_bulk_wait_group(0, read=False)

@@ -1,0 +1,89 @@
+"""The end of Hopper's backward main kernel: dV and dK leave through the buffers of V and K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers as sm90
+
+from fa4.numerics.scales import GradientScales
+from fa4.pipeline import barriers
+from fa4.plan_hopper import ROWS
+from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.tiles.bundles import TmaTensor
+from fa4.tiles.hopper_backward_bundles import BackwardSmem, BackwardTma
+from fa4.tiles.hopper_backward_layouts import keys_mma, parts
+from fa4.tiles.layouts import DTYPES
+from fa4.tiles.scheduler import WorkTile
+
+
+@dataclass(frozen=True)
+class GradientStore:
+    """Called by all compute warps once their last product is done.
+
+    When dV is written nobody reads sV any more, since dS of every warpgroup depends on it. Other
+    warpgroups may still read sK for their dQ, hence the barrier before dK.
+    """
+
+    plan: HopperBackwardPlan
+
+    @cute.jit
+    def run(
+        self,
+        tma: BackwardTma,
+        smem: BackwardSmem,
+        gradients: tuple[cute.Tensor, cute.Tensor],
+        group: Int32,
+        tile: WorkTile,
+        scales: GradientScales,
+    ) -> None:
+        """gradients: (dK, dV) in registers, dK still to be scaled."""
+        dk, dv = gradients
+        self._write(dv, smem.v, group)
+        self._sync()
+        self._store(tma.dv, smem.v, tile)
+        for i in cutlass.range_constexpr(cute.size(dk)):
+            dk[i] = dk[i] * scales.gradient
+        self._write(dk, smem.k, group)
+        self._sync()
+        self._store(tma.dk, smem.k, tile)
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+    @cute.jit
+    def _write(self, gradient: cute.Tensor, shared: cute.Tensor, group: Int32) -> None:
+        """Rounded, to this warpgroup's keys and columns."""
+        plan, thread = self.plan, cute.arch.thread_idx()[0] % 128
+        dtype, box = DTYPES[plan.dtype], (ROWS, 2 * cute.size(gradient))
+        rounded = cute.make_rmem_tensor(gradient.layout, dtype)
+        rounded.store(gradient.load().to(dtype))
+        atom = sm90.get_smem_store_op(LayoutEnum.ROW_MAJOR, dtype, Float32)
+        copy = cute.make_tiled_copy_C(atom, keys_mma(plan, box)).get_slice(thread)
+        tiles = parts(shared, box)
+        if cutlass.const_expr(plan.tuning.columns_split):
+            target = tiles[None, None, 0, group, 0]
+        else:
+            target = tiles[None, None, 0, 0, group]
+        cute.copy(atom, copy.retile(rounded), copy.partition_D(target))
+        cute.arch.fence_view_async_shared()
+
+    @cute.jit
+    def _store(self, copy: TmaTensor, shared: cute.Tensor, tile: WorkTile) -> None:
+        """Shared to global memory, by the first compute warp."""
+        plan = self.plan
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == plan.roles["compute"].first:
+            box = (ROWS, cute.size(shared, mode=[1]))
+            gmem = cute.local_tile(copy.tensor[None, None, tile.head, tile.batch], box, (None, 0))
+            source, target = copy.partition(shared, cute.group_modes(gmem, 0, 2))
+            for t in cutlass.range_constexpr(plan.key_tiles):
+                number = tile.m * plan.key_tiles + t
+                cute.copy(copy.atom, source[None, t], target[None, number])
+            cute.arch.cp_async_bulk_commit_group()
+
+    def _sync(self) -> None:
+        """All compute warps."""
+        threads = 32 * self.plan.roles["compute"].warps
+        cute.arch.barrier(barrier_id=barriers.GRADIENTS, number_of_threads=threads)

@@ -1,0 +1,197 @@
+"""Every synchronising action of the backward is needed: without it some schedule shows a fault."""
+
+import re
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from unittest import mock
+
+import pytest
+import torch
+
+import fa4
+from bench.mutants.experiment import nothing_after_exit
+from bench.mutants.marks import marked_sites, separate_cache
+from fa4 import emulator
+from fa4.emulator.engines import Engines
+from fa4.emulator.errors import EmulatorError
+from fa4.emulator.mutants import Site, sites, without
+from fa4.emulator.program import Program
+from fa4.launch_backward import BackwardTensors, backward
+from fa4.pipeline import barriers
+from fa4.pipeline.check import required_actions
+from fa4.plan_backward import plan_backward
+from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.problem import Problem
+from tests.asked import problem_of
+from tests.backward.gradients import Tensors, draw, upstream
+
+STARVED = "starved"  # a schedule beside those of the emulator, see starved
+SCHEDULES = [
+    ("early", 0),
+    ("late", 0),
+    *((STARVED, order) for order in range(1, 28, 3)),
+    *((kind, seed) for seed in range(8) for kind in ("priority", "random")),
+]
+CONTROLS = [*SCHEDULES[:4], ("priority", 0), ("random", 0)]
+
+# head dims and keys (two blocks of them, so that the sum of dQ has the same bits in any order)
+KERNELS = {"own keys": ((128, 128), 200), "scores ahead": ((96, 96), 200)}
+LONG = {"columns split": ((192, 128), 128)}
+
+# what an action on an edge is in PTX
+KINDS = {
+    "wait": "wait",
+    "acquire": "wait",
+    "expect": "expect",
+    "commit": "arrive",
+    "release": "arrive",
+}
+
+
+def places(ptx: str, edge: str, action: str) -> list[Site]:
+    """The first instruction behind each mark of the action."""
+    return [
+        site
+        for site in sites(ptx)
+        if site.where.startswith(f"{edge} {action} ") and (site.kind, site.n) == (KINDS[action], 0)
+    ]
+
+
+def kernel_plan(kernel: str) -> HopperBackwardPlan:
+    dims, keys = (KERNELS | LONG)[kernel]
+    return plan_backward(problem_of(*draw((300, keys), dims=dims), causal=True), "sm_90a")
+
+
+PARTS = [
+    pytest.param(kernel, edge.name, action, marks=marks, id=f"{kernel}-{edge.name}-{action}")
+    for kernels, marks in ((KERNELS, ()), (LONG, pytest.mark.slow))
+    for kernel in kernels
+    for edge in kernel_plan(kernel).edges()
+    for action in sorted(required_actions(edge))
+]
+CASES = [*KERNELS, *(pytest.param(kernel, marks=pytest.mark.slow) for kernel in LONG)]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A marked kernel, what it works on, and the right gradients."""
+
+    problem: Problem
+    plan: HopperBackwardPlan
+    tensors: BackwardTensors
+    ptx: str
+    answer: Tensors
+
+    def verdict(self, rewrite: Callable[[str], str], schedule: str, seed: int) -> str:
+        """What a run with the kernel rewritten shows: "" when nothing."""
+        try:
+            results = run(self.problem, self.plan, self.tensors, (schedule, seed), rewrite)[0]
+        except EmulatorError as error:
+            return type(error).__name__
+        if not all(a.equal(b) for a, b in zip(results, self.answer, strict=True)):
+            return "wrong result"
+        return ""
+
+    def noticed(self, rewrite: Callable[[str], str]) -> bool:
+        """Whether some schedule shows something."""
+        return any(self.verdict(rewrite, *schedule) for schedule in SCHEDULES)
+
+
+def run(
+    problem: Problem,
+    plan: HopperBackwardPlan,
+    tensors: BackwardTensors,
+    order: tuple[str, int],
+    rewrite: Callable[[str], str],
+) -> tuple[Tensors, str]:
+    """Gradients of the rewritten kernel on one SM, and its PTX before."""
+    seen, original = [], Program.from_ptx
+    results = tuple(torch.full_like(t, torch.nan) for t in (tensors.q, tensors.k, tensors.v))
+    gradients = dict(zip(("dq", "dk", "dv"), results, strict=True))
+
+    def rewritten(ptx: str, entry: str) -> Program:
+        seen.append(ptx)
+        return original(rewrite(ptx), entry)
+
+    kind, seed = order
+    with (
+        mock.patch.object(Program, "from_ptx", staticmethod(rewritten)),
+        nothing_after_exit(),
+        starved(seed) if kind == STARVED else nullcontext(),
+        emulator.session("late" if kind == STARVED else kind, seed, arch="sm_90a", num_sms=1),
+    ):
+        backward(problem, plan, replace(tensors, **gradients))
+    return results, seen[-1]
+
+
+@contextmanager
+def starved(order: int) -> Iterator[None]:
+    """Under `late` the effect of this number, in a CTA one of its loads, happens as the last."""
+    original = Engines.step
+
+    def step(engines: Engines, key: Hashable | None = None) -> bool:
+        others = [k for k, queue in engines.queues.items() if queue[0].order != order]
+        if key is None and others:
+            key = min(others, key=lambda k: engines.queues[k][0].order)
+        return original(engines, key)
+
+    with mock.patch.object(Engines, "step", step):
+        yield
+
+
+def experiment(kernel: str) -> Experiment:
+    """Causal, two heads on one of keys: six rounds of the rings, on each of two blocks of keys."""
+    dims, keys = (KERNELS | LONG)[kernel]
+    inputs = draw((300, keys), dims=dims)
+    grad_out, grad_lse = upstream(inputs)
+    out, lse = fa4.flash_attn_func(*inputs, causal=True, return_lse=True)
+    tensors = BackwardTensors(*inputs, out, grad_out, lse, grad_lse, *inputs)
+    problem, plan = problem_of(*inputs, causal=True), kernel_plan(kernel)
+    answer, ptx = run(problem, plan, tensors, ("early", 0), lambda ptx: ptx)
+    return Experiment(problem, plan, tensors, ptx, answer)
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Experiment]]:
+    """The experiment for a kernel, which is compiled at the first use."""
+    with separate_cache(str(tmp_path_factory.mktemp("marked"))):
+
+        @cache
+        def of(kernel: str) -> Experiment:
+            with marked_sites():
+                return experiment(kernel)
+
+        yield of
+
+
+@pytest.mark.parametrize(("kernel", "edge", "action"), PARTS)
+def test_removal_is_noticed(
+    kernel: str, edge: str, action: str, marked: Callable[[str], Experiment]
+) -> None:
+    made = marked(kernel)
+    found = places(made.ptx, edge, action)
+    assert found, "the action is in the table but not in the kernel"
+    unnoticed = [s for s in found if not made.noticed(lambda ptx, s=s: without(ptx, s))]
+    assert not unnoticed
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_barriers_before_dk_and_dv_leave_are_noticed(
+    kernel: str, marked: Callable[[str], Experiment]
+) -> None:
+    made = marked(kernel)
+    pattern = rf"^\s*(bar(rier)?\.sync\S*|barrier\.cta\.sync\S*)\s+{barriers.GRADIENTS}, 256;"
+    found = list(re.finditer(pattern, made.ptx, re.MULTILINE))
+    assert len(found) == 2
+    for place in found:
+        start, end = place.span()
+        assert made.noticed(lambda ptx, a=start, b=end: ptx[:a] + ptx[b:])
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_untouched_kernel_is_right(kernel: str, marked: Callable[[str], Experiment]) -> None:
+    """The control: with nothing removed, the same runs show nothing."""
+    made = marked(kernel)
+    assert not any(made.verdict(lambda ptx: ptx, *schedule) for schedule in CONTROLS)

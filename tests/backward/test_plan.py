@@ -1,0 +1,84 @@
+"""Plans of the backward pass: pure Python rules."""
+
+from dataclasses import replace
+
+import pytest
+
+from fa4.launch import labels
+from fa4.pipeline import diagram
+from fa4.plan_backward import plan_backward
+from fa4.plan_hopper_backward import TUNED, HopperBackwardPlan
+from fa4.problem import example_problem
+
+ALL_DIMS = [(d, dv) for d in range(8, 257, 8) for dv in (8, 64, 128, 192, 256)]
+
+
+def plan(dims: tuple[int, int] = (128, 128), **options: object) -> HopperBackwardPlan:
+    return plan_backward(example_problem(*dims, **options), "sm_90a")
+
+
+@pytest.mark.parametrize("dims", ALL_DIMS, ids=str)
+def test_every_head_dim_has_a_plan_that_fits(dims: tuple[int, int]) -> None:
+    found = plan(dims)
+    found.check()
+    assert found.head_dim >= dims[0]
+    assert found.head_dim_v >= dims[1]
+
+
+def test_equal_kinds_of_problems_share_a_plan() -> None:
+    assert plan(seqlen_q=5, seqlen_k=7, heads_q=4) is plan(seqlen_q=4096)
+    assert plan(causal=True) != plan()
+
+
+def test_other_architectures_are_refused() -> None:
+    for arch in ("sm_100a", "sm_103a"):
+        with pytest.raises(NotImplementedError, match=f"no backward for {arch}"):
+            plan_backward(example_problem(128), arch)
+
+
+@pytest.mark.parametrize("dims", sorted(TUNED), ids=str)
+def test_tiles_cover_dq_and_the_key_block(dims: tuple[int, int]) -> None:
+    found = plan(dims)
+    rows, columns = found.dq_grid
+    assert (rows * found.dq_tile[0], columns * found.dq_tile[1]) == (
+        found.m_tile,
+        found.head_dim,
+    )
+    assert found.dk_tile[1] * found.parts == found.head_dim
+    assert found.scores_tile[1] * found.parts == found.m_tile
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"m_block": 80}, "is not made of tiles"),
+        ({"dq_columns": 128}, "1 tiles of dQ for 2 warpgroups"),
+        ({"stages": 1, "scores_ahead": True}, "scores_ahead needs the next Q"),
+        ({"stages": 6}, "of shared memory"),
+        ({"registers": (244, 24)}, "multiples of 8"),
+        ({"registers": (256, 40)}, "Give some role fewer"),
+    ],
+    ids=str,
+)
+def test_tunings_that_cannot_work_are_refused(changes: dict[str, object], message: str) -> None:
+    found = plan()
+    with pytest.raises(ValueError, match=message):
+        replace(found, tuning=replace(found.tuning, **changes)).check()
+
+
+def test_edges_name_roles_and_have_labels() -> None:
+    found = plan()
+    names = {edge.name for edge in found.edges()}
+    text = diagram.render(found)
+    for edge in found.edges():
+        assert {edge.producer, edge.consumer} <= set(found.roles)
+        assert edge.released_by in names | {"warps", "never"}
+        assert edge.name in text
+    assert len(labels(found).warps) * 32 == found.threads
+
+
+def test_counts_are_those_of_all_compute_warps() -> None:
+    found = plan()
+    counts = {e.name: e.arrive_count(found.warps_per_stage()) for e in found.edges()}
+    assert counts["ds_written"] == counts["dq_written"] == 8
+    assert counts["q_loaded"] == 1
