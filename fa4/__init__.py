@@ -1,4 +1,4 @@
-"""Attention kernels for NVIDIA Blackwell, one readable file per warp role.
+"""Attention kernels for NVIDIA Blackwell and Hopper, one readable file per warp role.
 
     out = fa4.flash_attn_func(q, k, v, causal=True)
 

@@ -106,7 +106,7 @@ def flash_attn_func(
     try:
         call = _prepare(layouts, arch, *options, return_lse)
     except TypeError:  # perhaps only since an option cannot be hashed: say what it must be
-        _resolve(layouts, arch, *options)
+        resolve(layouts, arch, *options)
         raise
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
