@@ -31,9 +31,11 @@ from fa4.tiles.hopper_layouts import pv_mma, qk_mma
 from fa4.tiles.registers import pinned
 from fa4.tiles.tile_queue import END, FRESH, SLOTS, TileQueue
 from fa4.warps.hopper.fragments import (
+    Block,
     Fragments,
     Place,
     Row,
+    Setting,
     fragments,
     place_of,
 )
@@ -89,7 +91,8 @@ class Attend:
         while tile.mode != END:
             place = place_of(plan, tile, q_ring.index)
             pipes.q_loaded.wait(place.buffer, q_ring.phase)
-            ring = self._blocks(f, row, smem, pipes, work, (place, scales, q_ring.count), ring)
+            setting = Setting(place, scales, work.visibility)
+            ring = self._blocks(f, row, smem, pipes, setting, q_ring.count, ring)
             place = place_of(plan, queue.read(slot.index), q_ring.index)  # not kept in registers
             output.write(f, row, tma, smem, place)
             if cutlass.const_expr(plan.fixed_reference):
@@ -111,13 +114,13 @@ class Attend:
         row: Row,
         smem: HopperSmem,
         pipes: HopperPipes,
-        work: Work,
-        where: tuple[Place, Scales, Int32],
+        setting: Setting,
+        tiles_done: Int32,
         ring: PipelineState,
     ) -> PipelineState:
         """All key blocks of a tile, from the last to the first; leaves O unnormalised."""
-        (place, scales, started), row0 = where, where[0].row0
-        see, rows, cta_row = work.visibility, self.plan.m_tile, place.tile.m * self.plan.cta_rows
+        place, see = setting.place, setting.see
+        row0, rows, cta_row = place.row0, self.plan.m_tile, place.tile.m * self.plan.cta_rows
         cta_first, cta_last = see.blocks(cta_row, self.plan.cta_rows)
         first, last = self._own_blocks(see, row0, cta_first, cta_last)
         full = see.split(first, last, row0, rows)
@@ -136,19 +139,16 @@ class Attend:
         Turns(self.plan).hand_on()
         warpgroup.wait_group(0)
         pipes.k_loaded.release(ring.index)
-        everything = Boolean(True), Boolean(True), False
-        self._softmax(f, row, (place, scales, see), last - 1, *everything)
+        newest = Block(last - 1, masked=Boolean(True), running=Boolean(True))
+        self._softmax(f, row, setting, newest, follow=False)
         self._round_p(f)
         if cutlass.const_expr(self.plan.tuning.q_stages > 1):
-            Output(self.plan).hand_back(pipes, place, started)
+            Output(self.plan).hand_back(pipes, place, tiles_done)
         for i in cutlass.range(last - 1 - first, unroll=1):
-            block = last - 2 - i
-            masked = (block >= full.full_last) | (block < full.full_first)
-            ring = self._step(
-                *(f, row, smem, pipes, (place, scales, see)),
-                (block, masked, block >= frozen, i > 0),
-                ring,
-            )
+            index = last - 2 - i
+            masked = (index >= full.full_last) | (index < full.full_first)
+            block = Block(index, masked, running=index >= frozen)
+            ring = self._step(f, row, smem, pipes, setting, block, i > 0, ring)
         if cutlass.const_expr(self.plan.tuning.o_parts > 0):
             pipes.q_loaded.release(place.buffer)  # its last Q K^T is done
         pipes.v_loaded.wait(ring.index, ring.phase)
@@ -192,25 +192,21 @@ class Attend:
         row: Row,
         smem: HopperSmem,
         pipes: HopperPipes,
-        where: tuple[Place, Scales, Visibility],
-        what: tuple[Int32, Boolean, Boolean, Boolean],
+        setting: Setting,
+        block: Block,
+        accumulate: Boolean,
         ring: PipelineState,
     ) -> PipelineState:
-        """O (+)= P V of the block before, and P of this one.
-
-        what: (block, whether it is masked, whether its maximum counts, whether O exists).
-        """
-        place, (block, masked, running, accumulate) = where[0], what
+        """O (+)= P V of the block before, and P of this one."""
         ahead = ring.clone()
         ahead.advance()
-        self._scores(f, smem, place, pipes, ahead)
+        self._scores(f, smem, setting.place, pipes, ahead)
         pipes.v_loaded.wait(ring.index, ring.phase)
         self._add_pv(f, smem, ring, accumulate)
         Turns(self.plan).hand_on()
         warpgroup.wait_group(1)
         pipes.k_loaded.release(ahead.index)
-        follow = self.plan.fixed_reference
-        rescale = self._softmax(f, row, where, block, masked, running, follow)
+        rescale = self._softmax(f, row, setting, block, follow=self.plan.fixed_reference)
         warpgroup.wait_group(0)
         pipes.v_loaded.release(ring.index)
         if rescale:
@@ -256,25 +252,24 @@ class Attend:
         self,
         f: Fragments,
         row: Row,
-        where: tuple[Place, Scales, Visibility],
-        block: Int32,
-        masked: Boolean,
-        running: Boolean,
+        setting: Setting,
+        block: Block,
         follow: cutlass.Constexpr[bool],
     ) -> Boolean:
         """S -> P in float32, in place, with the rows' sums; whether O must take the rows' factors.
 
-        The whole warpgroup branches alike on `masked` and `running`. follow: whether a frozen
+        The whole warpgroup branches alike on the flags of the block. follow: whether a frozen
         reference may have to move.
         """
-        place, scales, see = where
+        place, scales, see = setting.place, setting.scales, setting.see
+        running = block.running
         span = (0, self.plan.n_block // 4)
         if cutlass.const_expr(self.plan.softcap):
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):
                 cap_scores(f.row(f.s, r), span, scales)
-        if masked:
+        if block.masked:
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-                query, key0 = place.query + ROW_STEP * r, block * self.plan.n_block
+                query, key0 = place.query + ROW_STEP * r, block.index * self.plan.n_block
                 hide_row(f.row(f.s, r), see.mask(query, query, key0), place.thread)
         if running:
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
+from fa4.numerics.scales import Scales
 from fa4.plan_hopper import HopperPlan
 from fa4.tiles.accumulator import accumulator_row
+from fa4.tiles.block_range import Visibility
 from fa4.tiles.hopper_layouts import pv_mma, qk_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.registers import pinned
@@ -47,6 +49,24 @@ class Place:
     query: Int32
     row0: Int32  # first query row of the warpgroup
     tile: Assignment
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all blocks of a tile."""
+
+    place: Place
+    scales: Scales
+    see: Visibility
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of keys: its number, whether some are hidden, whether its maximum counts."""
+
+    index: Int32
+    masked: Boolean
+    running: Boolean
 
 
 def fragments(plan: HopperPlan) -> Fragments:
