@@ -14,12 +14,12 @@ from fa4._version import __version__
 
 REQUIRED = ("nvidia-cutlass-dsl", "torch", "cuda-python", "numpy")
 OPTIONAL = {
-    "apache-tvm-ffi": "faster launches; comes with the extra `peers`",
+    "apache-tvm-ffi": "needed by flash-attn-4 and quack-kernels; extra `peers`",
     "flash-attn-4": "tests of third-party kernels; extra `peers`",
     "quack-kernels": "tests of third-party kernels; extra `peers`",
     "triton": "needed by flash-attn-4; extra `peers`",
     "nvidia-cuda-nvdisasm": "SASS counts of `fa4 inspect`; extra `sass`",
-    "matplotlib": "plots of the benchmarks; extra `plot`",
+    "matplotlib": "pictures of `fa4 profile`, plots of the benchmarks; extra `plot`",
 }
 
 

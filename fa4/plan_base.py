@@ -60,7 +60,7 @@ class BasePlan:
     right_bound: bool  # keys right of a row's bound are hidden: causal or a right window
     left_bound: bool  # keys left of a row's bound are hidden: a left window
     softcap: bool
-    # where every wait is noted, see fa4.profile; None compiles none of it
+    # where every mbarrier wait is noted, see fa4.profile; None compiles none of it
     probe: ProbeBuffer | IketRanges | None = field(default=None, kw_only=True)
 
     prefix = "fa4_fwd"  # of the kernel's name

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from bench.on_hopper.trials import MODES, VARIANTS, Task, small_trial, variant_trial
+from bench.on_hopper.trials import VARIANTS, Task, small_trial, variant_trial
 from bench.on_hopper.work import work
+from fa4.on_hopper.modes import MODES
 from fa4.reference import AGREEING
 
 PATIENCE = 150.0  # seconds after the time is spent until a silent process counts as lost

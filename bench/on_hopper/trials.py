@@ -6,22 +6,11 @@ import random
 from dataclasses import dataclass, replace
 
 from bench.hopper.problems import SOFTCAPS, Trial, draw
-from fa4.on_hopper.modes import Modes
 from fa4.variants import variants
 
 LONGEST = 8192
 EVERY = 21  # one problem of these has LONGEST queries and keys; the variants come round every 64
 VARIANTS = variants("sm_100a")
-
-SKEW = 60.0  # microseconds
-MODES = {
-    "plain": Modes(),
-    "skew": Modes(skew=SKEW),
-    "defer": Modes(defer=True),
-    "lazy": Modes(lazy=True),
-    "poison": Modes(poison=True),
-    "all": Modes(skew=SKEW, defer=True, lazy=True, poison=True),
-}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from bench.hopper.fuzz import poison_free_memory
-from bench.on_hopper.trials import MODES, Task
+from bench.on_hopper.trials import Task
+from fa4.on_hopper.modes import MODES
+from fa4.on_hopper.sessions import gpu_lost
 from fa4.reference import AGREEING, UNITS, compare, units_apart
 
 # The GPU's ex2 and rcp err by some 1e-7. A cap of 30 or 50 multiplies that, and then more values of
@@ -41,10 +43,8 @@ def attempt(task: Task, emulate: bool) -> tuple[dict[str, Any], bool]:
     lost = False
     try:
         record |= run(task, emulate)
-    except TimeoutError as error:
-        record["fault"], lost = f"TimeoutError: {error}", True
     except Exception as error:  # whatever it is, it is the finding
-        record["fault"], lost = f"{type(error).__name__}: {error}", not _alive()
+        record["fault"], lost = f"{type(error).__name__}: {error}", gpu_lost(error)
     record["seconds"] = round(time.monotonic() - begin, 3)
     return record, lost
 
@@ -94,11 +94,3 @@ def against_emulator(task: Task, found: tuple[torch.Tensor, torch.Tensor]) -> di
         "lse_apart": lse_apart,
         "fault": fault,
     }
-
-
-def _alive() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True

@@ -178,7 +178,7 @@ mul.lo.u32 x, x, y;
 mov.u32 y, %ctaid.x;
 add.u32 x, x, y;
 add.u32 %fa4_me, x, 1;
-{self._choose_slow_warps() if self.modes.nap_mask else ""}
+{self._choose_slow_warps() if self.modes.nap else ""}
 mov.u32 x, %tid.x;
 setp.ge.u32 p, x, {self.threads};
 @p bra {tensor_core.LABEL};
@@ -187,8 +187,8 @@ setp.ge.u32 p, x, {self.threads};
 """
 
     def _choose_slow_warps(self) -> str:
-        """%fa4_nap: the longest nap of this warp. In half of the CTAs one warp is slow, in a
-        quarter four neighbours, in a quarter each warp with probability one half."""
+        """%fa4_nap: naps of this warp are shorter than so many ns, or 0. In half of the CTAs one
+        warp is slow, in a quarter four neighbours, in a quarter each with probability one half."""
         warps = (self.threads + tensor_core.THREADS) // 32
         return f"""
 .reg .pred slow, same; .reg .b32 h, kind, victim, warp, own;
@@ -214,7 +214,7 @@ setp.ne.u32 p, kind, 3;
 @p bra FA4_CHOSEN;
 setp.ne.u32 slow, own, 0;
 FA4_CHOSEN:
-selp.b32 %fa4_nap, {self.modes.nap_mask}, 0, slow;
+selp.b32 %fa4_nap, {self.modes.nap}, 0, slow;
 """
 
     def _poison(self) -> str:
@@ -243,8 +243,12 @@ bar.sync 0, {self.threads};
 """
 
     def nap(self) -> str:
-        """PTX of a random nap of a slow warp; empty when nobody sleeps."""
-        if not self.modes.nap_mask:
+        """PTX of a random nap of a slow warp; empty when nobody sleeps.
+
+        Two low bits of a random number say whether; the number as a fraction, which share of
+        %fa4_nap.
+        """
+        if not self.modes.nap:
             return ""
         salt = next(self.naps) * 0x9E3779B1 & 0xFFFFFFFF
         return f"""{{
@@ -253,8 +257,7 @@ mov.u32 fa4_n, %clock;
 xor.b32 fa4_n, fa4_n, {salt};
 {_mixed("fa4_n", "fa4_m")}
 and.b32 fa4_m, fa4_n, 3;
-shr.u32 fa4_n, fa4_n, 2;
-and.b32 fa4_n, fa4_n, %fa4_nap;
+mul.hi.u32 fa4_n, fa4_n, %fa4_nap;
 setp.eq.u32 fa4_p, fa4_m, 0;
 @fa4_p nanosleep.u32 fa4_n;
 }}

@@ -147,6 +147,20 @@ def session(
     return Session(Modes(skew, defer, lazy, poison), seed, num_sms, time_limit)
 
 
+def gpu_lost(error: Exception) -> bool:
+    """Whether this process can launch nothing more after an error on the current CUDA device.
+
+    So it is when a kernel still runs, which is a TimeoutError, and after a fault in one.
+    """
+    if isinstance(error, TimeoutError):
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 @cache
 def require_hopper(device: int) -> None:
     """Raises RuntimeError unless the CUDA device is a Hopper GPU."""

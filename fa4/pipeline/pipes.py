@@ -28,7 +28,7 @@ class Pipe:
     empty: cute.Pointer | None
     role: str
     ledger: Ledger
-    probe: Probe | IketProbe | None = None  # notes every wait, in a kernel that is profiled
+    probe: Probe | IketProbe | None = None  # notes every mbarrier wait, if profiled
 
     def wait(self, stage: Int32 | int, phase: Int32, fenced: bool = True) -> None:
         """Consumer: block until the stage was filled in this phase.

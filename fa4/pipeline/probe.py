@@ -1,4 +1,7 @@
-"""Probes inside the kernel, which note every wait of a warp. A plan without one has none of this.
+"""Probes inside the kernel, which note every mbarrier wait (the edges) of a warp.
+
+Named barriers, wgmma.wait_group and cp.async.bulk.wait_group are not noted: they count as work. A
+plan without a probe has none of this.
 
 `Probe` writes records to a ring in global memory. All active lanes of a warp write the same one:
 that is one transaction, and takes no choice of a lane, which a role of a single thread cannot make.

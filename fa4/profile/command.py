@@ -1,8 +1,8 @@
 """`fa4 profile`: what each warp role waits for, in a table, a Perfetto trace and a picture.
 
 Without a flag the kernel runs in the emulator, and times are executed warp instructions. --gpu
-records the waits of the kernel on this machine's GPU, --ncu has Nsight Compute sample it, and
---trace draws what was recorded elsewhere.
+records every mbarrier wait of the kernel on this machine's GPU, --ncu has Nsight Compute sample it,
+and --trace draws what was recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -30,14 +30,19 @@ from fa4.profile.timeline import Timeline, shares_text
 from fa4.profile.trace import timeline_of, trace_events
 from fa4.profile.workload import Workload, this_gpu, workload
 
+DRAWING = {"trace", "span", "out"}  # all that --trace has a use for
+RECORDING, SHOWING = {"records"}, {"ctas", "span"}
+
 
 def profile_main(argv: list[str]) -> int:
     """Profile one forward kernel; returns 0, or 1 when something could not be made.
 
-    Exits with 2 for options that name no kernel, or ask for a GPU that is not there.
+    Exits with 2 for options that name no kernel, have no effect or ask for a GPU that is not there.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if useless := _useless(arguments, _given(parser, argv)):
+        parser.error(useless)
     try:
         if arguments.trace:
             timeline = timeline_of(json.loads(arguments.trace.read_text()))
@@ -105,6 +110,28 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     return workload(problem, arch, device)
 
 
+def _given(parser: argparse.ArgumentParser, argv: list[str]) -> set[str]:
+    """The options that stand in argv, with a default or another value."""
+    absent = object()
+    blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args(argv)), absent))
+    found = parser.parse_args(argv, blank)
+    return {name for name, value in vars(found).items() if value is not absent}
+
+
+def _useless(arguments: argparse.Namespace, given: set[str]) -> str:
+    """Names the options given that would have no effect; empty if all have one."""
+    if arguments.trace:
+        useless, why = given - DRAWING, "with --trace: it runs nothing"
+    elif arguments.ncu:
+        useless, why = given & (RECORDING | SHOWING), "with --ncu"
+    elif not arguments.gpu:
+        useless, why = given & RECORDING, "without --gpu"
+    else:
+        return ""
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(useless))
+    return f"no effect {why}: leave out {names}" if useless else ""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fa4 profile",
@@ -112,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--gpu", action="store_true", help="record the waits on this GPU")
+    where.add_argument("--gpu", action="store_true", help="record the mbarrier waits on this GPU")
     where.add_argument("--ncu", action="store_true", help="sample with Nsight Compute on this GPU")
     where.add_argument(
         "--trace", type=Path, metavar="FILE", help="run nothing, draw this timeline.json"

@@ -21,12 +21,17 @@ from fa4.pipeline.records import (
     buffer_words,
 )
 from fa4.pipeline.storage import MBARRIER_BYTES
+from fa4.plan_base import require
 from fa4.profile.timeline import Timeline, Track, Wait
 from fa4.profile.workload import Workload
 
 RECORDS = 4096  # per warp
 _GPU_UNIT = "SM clock cycles"
 _EMULATED_UNIT = "emulator events"
+_NOTED = (
+    "Waits are those for mbarriers (the edges); named barriers, wgmma.wait_group and "
+    "cp.async.bulk.wait_group count as work."
+)
 _EMULATED_NOTE = "Recorded by the probed kernel in the emulator, no time model. Not a measurement."
 
 
@@ -34,7 +39,14 @@ def record(workload: Workload, records: int = RECORDS, sms: int = 1) -> Timeline
     """Compile the workload's kernel with a probe, launch it, read the records.
 
     records: kept per warp, the last ones; a power of two. sms: of the emulated GPU.
+
+    Raises ValueError for a plan that starts a CTA per tile: there are rings for a CTA per SM.
     """
+    require(
+        workload.plan.persistent,
+        f"{workload.plan.name}: persistent=False starts a CTA per tile, and the recorder has room "
+        "for one per SM; take a plan with persistent=True.",
+    )
     device, native = workload.device, workload.device.type == "cuda"
     ctas = torch.cuda.get_device_properties(device).multi_processor_count if native else sms
     words = torch.zeros(
@@ -53,7 +65,8 @@ def record(workload: Workload, records: int = RECORDS, sms: int = 1) -> Timeline
             _run_emulated(probed, words, sms)
     shape = (ctas, workload.plan.threads // 32, records, WORDS)
     read = words.cpu().numpy().reshape(shape)
-    return decode(read, labels(workload.plan), Timeline(workload.title, unit, note, (), ()))
+    empty = Timeline(workload.title, unit, f"{note} {_NOTED}", (), ())
+    return decode(read, labels(workload.plan), empty)
 
 
 def decode(words: np.ndarray, names: Labels, empty: Timeline) -> Timeline:

@@ -65,6 +65,8 @@ def timeline_of(trace: dict[str, Any]) -> Timeline:
             Track(places[pid]["cta"], warp, places[pid]["role"], begin, end)
             for (pid, warp), (begin, end) in lives.items()
         ]
+        if not tracks:
+            raise ValueError("no trace of `fa4 profile`: it has no slices")
         return Timeline(facts["title"], facts["unit"], facts["note"], tuple(tracks), tuple(waits))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no trace of `fa4 profile`: {error!r} is missing or wrong") from None

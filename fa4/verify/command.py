@@ -7,34 +7,32 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from fa4._version import __version__
+from fa4.on_hopper.modes import MODES
 from fa4.profile.table import table
 from fa4.variants import HEAD_DIMS, Variant, variants
 from fa4.verify import ladder
-from fa4.verify.ladder import Effort, Outcome
+from fa4.verify.ladder import ON_HOPPER, Effort, Outcome
+from fa4.verify.workers import DIED, Climbed, climb_all
 
 WHAT = {
     "compiled": "no spills, no stack, register budgets honoured",
     "emulated": "against float32, as the error rule of fa4.reference says",
     "hostile schedules": "late, random, priorities: the bits of the early one",
     "checked": "no race, no missing fence or wait",
-    "on Hopper silicon": {
+    ON_HOPPER: {
         "sm_100a": "software tensor memory, TMA and mbarriers real, all modes",
         "sm_90a": "native, against float32",
     },
 }
-Climbed = dict[Variant, dict[str, Outcome]]
 
 
 def verify_main(argv: list[str]) -> int:
-    """Run the command; 1 when some kernel failed a rung."""
+    """Run the command; 1 when some kernel failed a rung or was not climbed."""
     options = parse(argv)
     chosen = [v for arch in options.arch for v in variants(arch) if options.match in str(v)]
     if not chosen:
@@ -46,13 +44,14 @@ def verify_main(argv: list[str]) -> int:
     possible = tuple(rung for rung in rungs if rung not in absent)
     effort = Effort(options.schedules, options.launches)
     begin, climbed = time.monotonic(), {}
-    for variant, outcomes in _climb_all(chosen, possible, effort, options.jobs):
+    for variant, outcomes in climb_all(chosen, possible, effort, options.jobs):
         climbed[variant] = outcomes
         _progress(variant, outcomes, len(climbed), len(chosen), time.monotonic() - begin)
+    climbed |= {variant: {} for variant in chosen if variant not in climbed}
     if options.json:
         options.json.write_text(json.dumps(as_json(climbed, absent, effort), indent=1) + "\n")
     print(text(climbed, rungs, absent))
-    return 1 if any(failed(outcomes) for outcomes in climbed.values()) else 0
+    return 1 if any(failed(outcomes) or not outcomes for outcomes in climbed.values()) else 0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -65,13 +64,23 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--schedules", type=_positive, default=Effort.schedules, help="seeds of each random kind"
     )
     parser.add_argument(
-        "--launches", type=_positive, default=Effort.launches, help="of each kernel on a GPU"
+        "--launches",
+        type=_positive,
+        default=Effort.launches,
+        help=f"of each kernel on a GPU; of sm_100a at least {len(MODES)}, one in each mode",
     )
     parser.add_argument(
         "--jobs", type=_positive, default=os.cpu_count() or 1, help="processes (default: cores)"
     )
     parser.add_argument("--json", type=Path, help="write what every kernel did to this file")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    on_gpu = options.up_to == ON_HOPPER and "sm_100a" in options.arch
+    if on_gpu and options.launches < len(MODES):
+        parser.error(
+            f"--launches {options.launches}: sm_100a runs in {len(MODES)} modes on Hopper "
+            f"({', '.join(MODES)}); take {len(MODES)} or more, or --arch sm_90a"
+        )
+    return options
 
 
 def failed(outcomes: dict[str, Outcome]) -> str:
@@ -87,6 +96,9 @@ def text(climbed: Climbed, rungs: tuple[str, ...], absent: dict[str, str]) -> st
         rows += [_row(arch, rung, mine, absent) for rung in rungs]
     lines = [table("arch | rung | what was run | kernels | runs | failed | first failure", rows)]
     lines += [f"Not climbed: {rung}, {why}." for rung, why in absent.items()]
+    lines += [f"Its process died: {v}." for v, outcomes in climbed.items() if DIED in outcomes]
+    if left := [str(variant) for variant, outcomes in climbed.items() if not outcomes]:
+        lines.append(f"Not climbed, as every process had ended: {', '.join(left)}.")
     if "sm_100a" in {variant.arch for variant in climbed}:
         lines.append("No rung is a run on a Blackwell GPU.")
     return "\n".join(lines)
@@ -113,34 +125,13 @@ def as_json(climbed: Climbed, absent: dict[str, str], effort: Effort) -> dict[st
             {
                 **asdict(variant),
                 "name": variant.plan.name,
+                "climbed": bool(outcomes),
                 "failed": failed(outcomes),
                 "rungs": {rung: asdict(outcome) for rung, outcome in outcomes.items()},
             }
             for variant, outcomes in climbed.items()
         ],
     }
-
-
-def _climb_all(
-    chosen: list[Variant], rungs: tuple[str, ...], effort: Effort, jobs: int
-) -> Iterator[tuple[Variant, dict[str, Outcome]]]:
-    if jobs == 1 or len(chosen) == 1:
-        for variant in chosen:
-            yield variant, ladder.climb(variant, rungs, effort)
-        return
-    with ProcessPoolExecutor(
-        min(jobs, len(chosen)), mp_context=get_context("spawn"), initializer=_one_thread
-    ) as pool:
-        tasks = {pool.submit(ladder.climb, v, rungs, effort): v for v in chosen}
-        for task in as_completed(tasks):
-            yield tasks[task], task.result()
-
-
-def _one_thread() -> None:
-    """Processes share the cores: more threads in each would only take turns."""
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _progress(

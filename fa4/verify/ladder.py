@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import signature
 
 import torch
 
@@ -17,6 +16,9 @@ import fa4
 from fa4 import emulator
 from fa4.compile import artifacts
 from fa4.emulator.patching import environment
+from fa4.on_hopper.modes import MODES
+from fa4.on_hopper.sessions import CAPABILITY, gpu_lost
+from fa4.plan_base import CHIPS
 from fa4.problem import Problem
 from fa4.profile.elf import read_resources
 from fa4.profile.report import unmet_registers
@@ -28,7 +30,7 @@ Result = tuple[torch.Tensor, torch.Tensor]
 
 ROWS, KEYS, HEADS, BATCH = 300, 200, (2, 1), 2
 NUM_SMS = 2  # each CTA gets several tiles
-NAP = 60.0  # microseconds
+ON_HOPPER = "on Hopper silicon"
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,19 @@ class Effort:
     """How often each rung runs its problem."""
 
     schedules: int = 4  # seeds of each kind of random schedule
-    launches: int = 8  # on a GPU, each with its own slow warps
+    launches: int = 8  # on a GPU; of sm_100a in the modes in turn, each with its own slow warps
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rung did with a kernel; `failure` is empty when all of it was right."""
+    """What a rung did with a kernel; `failure` is empty when all of it was right.
+
+    lost: the process cannot use its GPU after this failure, or is gone itself.
+    """
 
     runs: int
     failure: str = ""
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ def compiled(subject: Subject, _effort: Effort) -> Outcome:
     wants = {
         "bytes of stack": found.stack,
         "spilling instructions": found.local_loads + found.local_stores,
-        "registers too many": max(0, found.registers * plan.threads - 65536),
+        "registers too many": max(0, found.registers * plan.threads - CHIPS[plan.arch].registers),
     }
     faults = [f"{count} {what}" for what, count in wants.items() if count]
     faults += [
@@ -141,16 +147,15 @@ def on_hopper(subject: Subject, effort: Effort) -> Outcome:
     """On this machine's Hopper GPU: sm_90a as it is, sm_100a with tensor memory in software."""
     if subject.variant.arch == "sm_90a":
         return _repeated(effort.launches, lambda _: subject.wrong(subject.attend("cuda")))
-    everything = {"skew": NAP, "defer": True, "lazy": True, "poison": True}
-    modes = ({}, {"defer": True}, {"lazy": True}, {"poison": True}, {"skew": NAP}, everything)
+    names = list(MODES)
 
     def once(number: int) -> str:
-        mode = modes[number % len(modes)]
-        with fa4.on_hopper.session(**mode, seed=number):
+        mode = names[number % len(names)]
+        with fa4.on_hopper.Session(MODES[mode], seed=number):
             wrong = subject.wrong(subject.attend("cuda"))
-        return f"{mode or 'plain'}: {wrong}" if wrong else ""
+        return f"mode {mode}: {wrong}" if wrong else ""
 
-    return _repeated(max(effort.launches, len(modes)), once)
+    return _repeated(effort.launches, once)
 
 
 RUNGS: dict[str, Callable[[Subject, Effort], Outcome]] = {
@@ -158,19 +163,18 @@ RUNGS: dict[str, Callable[[Subject, Effort], Outcome]] = {
     "emulated": emulated,
     "hostile schedules": hostile_schedules,
     "checked": checked,
-    "on Hopper silicon": on_hopper,
+    ON_HOPPER: on_hopper,
 }
 
 
 def missing(rung: str) -> str:
-    """Why this machine or version cannot climb a rung; empty if it can."""
-    if rung == "checked" and "check" not in signature(emulator.session).parameters:
-        return "this version has no checker"
-    if rung == "on Hopper silicon":
+    """Why this machine cannot climb a rung; empty if it can."""
+    if rung == ON_HOPPER:
         if not torch.cuda.is_available():
             return "no GPU"
-        major, minor = torch.cuda.get_device_capability()
-        if (major, minor) != (9, 0):
+        capability = torch.cuda.get_device_capability()
+        if capability != CAPABILITY:
+            major, minor = capability
             return f"{torch.cuda.get_device_name()} has compute capability {major}.{minor}, not 9.0"
     return ""
 
@@ -182,7 +186,8 @@ def climb(variant: Variant, rungs: tuple[str, ...], effort: Effort) -> dict[str,
         try:
             outcomes[rung] = RUNGS[rung](subject, effort)
         except Exception as error:  # whatever it is, it is the finding
-            outcomes[rung] = Outcome(1, f"{type(error).__name__}: {error}")
+            lost = rung == ON_HOPPER and gpu_lost(error)  # no other rung has to do with a GPU
+            outcomes[rung] = Outcome(1, f"{type(error).__name__}: {error}", lost)
         if outcomes[rung].failure:
             break
     return outcomes

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bench.on_hopper import command, work
-from bench.on_hopper.trials import LONGEST, MODES, VARIANTS, Task, small_trial, variant_trial
+from bench.on_hopper.trials import LONGEST, VARIANTS, Task, small_trial, variant_trial
+from fa4.on_hopper.modes import MODES
 from fa4.plan import plan_forward
 
 

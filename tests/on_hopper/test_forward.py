@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import fa4
-from bench.on_hopper.trials import MODES, VARIANTS, small_trial
+from bench.on_hopper.trials import VARIANTS, small_trial
 from fa4.emulator.sessions import DEVICES
-from fa4.on_hopper.modes import Modes
+from fa4.on_hopper.modes import MODES, Modes
 from fa4.reference import compare
 from tests.on_hopper.rewritten import RewrittenSession
 

@@ -1,5 +1,7 @@
 """What the modes do to a kernel, seen from inside: %fa4_sm and %fa4_nap are its registers too."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from fa4.on_hopper import workspace as ws
 from fa4.on_hopper.modes import Modes
 from fa4.on_hopper.rewrite import rewrite
 from tests.emulator.test_mma import A_PLACE, descriptor, instruction, mma
+from tests.on_hopper import kernels
 from tests.on_hopper.kernels import kernel, run
 
 NAN = 0xFFFFFFFF
@@ -67,9 +70,9 @@ def naps(seed, modes):
 
 def test_seeds_choose_the_slow_warps():
     modes = Modes(skew=10.0)
-    assert modes.nap_mask == 0x3FFF
+    assert modes.nap == 10000
     chosen = {seed: naps(seed, modes) for seed in range(12)}
-    assert set().union(*chosen.values()) == {0, modes.nap_mask}
+    assert set().union(*chosen.values()) == {0, modes.nap}
     assert len(set(chosen.values())) > 3
     assert naps(5, modes) == chosen[5]
 
@@ -82,7 +85,27 @@ def test_naps_stand_before_synchronisation_only_in_skew():
     assert text.count("nanosleep.u32 fa4_n") == 4
 
 
-@pytest.mark.parametrize("skew", [-1.0, 1001.0])
-def test_naps_longer_than_the_hardware_sleeps_are_refused(skew):
-    with pytest.raises(ValueError, match=f"skew={skew}.*from 0"):
+def test_naps_are_random_and_shorter_than_asked(monkeypatch):
+    """The sleep is replaced by a look at its length; the longest of each thread is stored."""
+
+    def looking(*arguments):
+        made = rewrite(*arguments)
+        look = made.ptx.replace("nanosleep.u32 fa4_n;", "max.u32 %r6, %r6, fa4_n;")
+        return replace(made, ptx=look)
+
+    monkeypatch.setattr(kernels, "rewrite", looking)
+    out = np.zeros(128, np.uint32)
+    body = "mov.u32 %r6, 0;" + 300 * "bar.warp.sync -1;"
+    body += "mad.wide.u32 %d0, %r99, 4, %d50; st.global.b32 [%d0], %r6;"
+    longest = []
+    for seed in range(6):
+        run(body, out, modes=Modes(skew=600.0), seed=seed)
+        longest += [nap for nap in out if nap]
+    assert 500_000 < min(longest) <= max(longest) < 600_000
+
+
+@pytest.mark.parametrize("skew", [-1.0, 0.0001, 1000.1, float("nan")])
+def test_naps_that_the_hardware_does_not_sleep_are_refused(skew):
+    allowed = "0 .off. and microseconds from 0.01 to 1000 are allowed"
+    with pytest.raises(ValueError, match=f"skew={skew}: {allowed}"):
         Modes(skew=skew)

@@ -74,6 +74,12 @@ def test_the_runner_says_so_too(monkeypatch, capsys):
         (["--heads", "3", "--heads-kv", "2"], "no multiple"),
         (["--gpu", "--records", "100"], "100 is no power of two"),
         (["--ctas", "0"], "'0' is not a positive integer"),
+        (["--records", "4096"], "no effect without --gpu: leave out --records"),
+        (["--ncu", "--ctas", "1", "--span", "0", "9"], "with --ncu: leave out --ctas, --span"),
+        (
+            ["--trace", "t.json", "--arch", "sm_90a", "--seqlen-k", "9", "--records", "64"],
+            "with --trace: it runs nothing: leave out --arch, --records, --seqlen-k",
+        ),
     ],
 )
 def test_bad_options_are_refused(options, message, tmp_path, capsys):

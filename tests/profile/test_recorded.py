@@ -52,8 +52,16 @@ def test_every_wait_is_recorded_once(arch, monkeypatch):
     assert Counter((w.warp, w.name) for w in timeline.waits) == watch.seen
     assert sum(watch.seen.values()) > 50
     assert "overwritten" not in timeline.note
+    assert "named barriers, wgmma.wait_group" in timeline.note  # none of them is a wait here
     for w in timeline.waits:
         assert 0 <= w.begin <= w.end
+
+
+def test_a_plan_with_a_cta_per_tile_is_refused():
+    load = workload(PROBLEM, "sm_90a", torch.device("cpu"))
+    load = load.with_plan(tuning=replace(load.plan.tuning, persistent=False))
+    with pytest.raises(ValueError, match="persistent=False starts a CTA per tile"):
+        recorded.record(load, records=64)
 
 
 def ring(*records: tuple[int, int, int, int], size: int = 4) -> np.ndarray:

@@ -170,6 +170,8 @@ def test_a_timeline_can_be_read_back_from_its_trace():
     assert (read.title, read.unit, read.note) == (TWO.title, TWO.unit, TWO.note)
     with pytest.raises(ValueError, match="no trace of `fa4 profile`"):
         timeline_of({"traceEvents": []})
+    with pytest.raises(ValueError, match="it has no slices"):
+        timeline_of(trace_events(replace(TWO, tracks=(), waits=())))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="extra `plot`")

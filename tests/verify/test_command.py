@@ -8,6 +8,7 @@ import torch
 from fa4.cli import main
 from fa4.verify import ladder
 from fa4.verify.ladder import Outcome
+from fa4.verify.workers import DIED
 
 ONE = ["verify", "--arch", "sm_100a", "--match", "d64_float16_right_left_softcap", "--jobs", "1"]
 
@@ -59,8 +60,27 @@ def test_a_failure_is_named_and_ends_in_exit_code_1(rungs, capsys, tmp_path):
     assert saved["not_climbed"]["on Hopper silicon"] == "no GPU"
     first = saved["kernels"][0]
     assert (first["name"], first["failed"]) == ("fa4_fwd_d64_bfloat16", "emulated")
-    assert first["rungs"]["emulated"] == {"runs": 1, "failure": "O is wrong"}
+    assert first["rungs"]["emulated"] == {"runs": 1, "failure": "O is wrong", "lost": False}
     assert "hostile schedules" not in first["rungs"]
+
+
+def test_a_lost_gpu_leaves_kernels_and_table_and_json_say_which(rungs, capsys, tmp_path):
+    rungs(emulated=Outcome(1, "TimeoutError: still runs", lost=True))
+    assert main([*ONE[:3], "--match", "d64_", "--jobs", "1", "--json", str(tmp_path / "v")]) == 1
+    said = capsys.readouterr().out
+    assert line(said, "emulated").split()[-7:-4] == ["1/16", "1", "1"]
+    (left,) = [line for line in said.splitlines() if line.startswith("Not climbed, as every")]
+    assert left.count("fa4_fwd_d64_") == 15
+    saved = json.loads((tmp_path / "v").read_text())["kernels"]
+    assert [kernel["climbed"] for kernel in saved] == [True] + [False] * 15
+    assert saved[0]["rungs"]["emulated"]["lost"]
+
+
+def test_a_dead_process_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(ladder, "climb", lambda *_: {DIED: Outcome(1, "it died", lost=True)})
+    assert main(ONE) == 1
+    said = capsys.readouterr().out
+    assert "Its process died: sm_100a fa4_fwd_d64_float16_right_left_softcap." in said
 
 
 def test_it_can_stop_earlier(rungs, capsys):
@@ -80,3 +100,16 @@ def test_numbers_must_be_positive(capsys):
     with pytest.raises(SystemExit):
         main([*ONE, "--schedules", "0"])
     assert "0 is not positive" in capsys.readouterr().err
+
+
+def test_fewer_launches_than_modes_are_refused(rungs, capsys):
+    rungs()
+    with pytest.raises(SystemExit) as stopped:
+        main([*ONE, "--launches", "5"])
+    assert stopped.value.code == 2
+    assert "--launches 5: sm_100a runs in 6 modes" in capsys.readouterr().err
+    assert main([*ONE, "--launches", "5", "--up-to", "checked"]) == 0
+    assert (
+        main(["verify", "--arch", "sm_90a", "--match", "d64_", "--jobs", "1", "--launches", "1"])
+        == 0
+    )

@@ -5,9 +5,11 @@ import contextlib
 import pytest
 import torch
 
+from fa4.on_hopper import sessions
+from fa4.on_hopper.modes import MODES
 from fa4.variants import HEAD_DIMS, MASKS, Variant, variants
 from fa4.verify import ladder
-from fa4.verify.ladder import Effort, Outcome, Subject
+from fa4.verify.ladder import ON_HOPPER, Effort, Outcome, Subject
 
 VARIANT = Variant("sm_100a", (64, 64), "causal", "bfloat16", False)
 FEW = Effort(schedules=1, launches=2)
@@ -101,6 +103,42 @@ def test_a_kernel_climbs_until_it_fails(monkeypatch):
     outcomes = ladder.climb(VARIANT, ("a", "b", "c"), FEW)
     assert outcomes == {"a": Outcome(3), "b": Outcome(1, "RuntimeError: broken")}
     assert climbed == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("error", "alive", "lost"),
+    [
+        (TimeoutError("still runs"), True, True),
+        (RuntimeError("illegal address"), False, True),
+        (RuntimeError("no such instruction"), True, False),
+    ],
+)
+def test_a_kernel_that_takes_the_gpu_along_is_marked(error, alive, lost, monkeypatch):
+    def step(*_):
+        raise error
+
+    def synchronize():
+        if not alive:
+            raise RuntimeError("illegal address")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(ladder, "RUNGS", dict.fromkeys((ON_HOPPER, "emulated"), step))
+    assert ladder.climb(VARIANT, (ON_HOPPER,), FEW)[ON_HOPPER].lost == lost
+    assert not ladder.climb(VARIANT, ("emulated",), FEW)["emulated"].lost
+
+
+def test_launches_go_through_the_modes_in_turn(attended, monkeypatch):
+    opened = []
+
+    def session(modes, seed):
+        opened.append((modes, seed))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(sessions, "Session", session)
+    attended(right(Subject(VARIANT)))
+    assert ladder.on_hopper(Subject(VARIANT), Effort(launches=8)) == Outcome(8)
+    modes = list(MODES.values())
+    assert opened == list(zip(modes + modes[:2], range(8), strict=True))
 
 
 def test_what_this_machine_cannot_climb(monkeypatch):
