@@ -1,5 +1,7 @@
 """TMA: descriptors as the CuTe DSL encodes them, swizzle, edges, stores, reductions, multicast."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -173,7 +175,12 @@ def test_descriptors_of_the_dsl(dtype, shape, swizzle, box, monkeypatch):
     from tests.emulator import tma_descriptor_kernel
 
     captured = []
-    monkeypatch.setattr(Program, "run", lambda self, launch, *a, **k: captured.append(launch))
+
+    def capture(_program, launch, *_args, **_options):
+        captured.append(launch)
+        return SimpleNamespace(findings=[])
+
+    monkeypatch.setattr(Program, "run", capture)
     size = getattr(torch, dtype).itemsize
     nbytes = int(np.prod(shape)) * size
     store = torch.from_numpy(aligned(nbytes))

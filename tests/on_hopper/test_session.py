@@ -48,13 +48,13 @@ def test_cuda_tensors_get_the_blackwell_kernel(hopper):
     device = torch.device("cuda", 0)
     q = SimpleNamespace(is_cpu=False, device=device)
     problem, strides = example_problem(64), ((64, 64, 64, 1),) * 4
-    assert api._foreign_arch(q) is None
+    assert api.foreign_arch(q) is None
     with on_hopper.session():
-        assert api._foreign_arch(q) == "sm_100a"
+        assert api.foreign_arch(q) == "sm_100a"
         made = launch.prepare(problem, plan_forward(problem), strides, device, True)
         assert isinstance(made, launch._SessionLaunch)
         with emulator.session():
-            assert api._foreign_arch(q) is None, "the innermost session counts"
+            assert api.foreign_arch(q) is None, "the innermost session counts"
     assert current_session() is None
 
 
