@@ -36,11 +36,16 @@ def attention(
 
     Raises NotImplementedError where there is no backward kernel.
     """
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        require_backward(_arch(q))
+    require_gradients(q, k, v)
     if not torch.compiler.is_compiling():
         _asked(q, k, v, options)  # our errors come before those of the operator's schema
     return torch.ops.fa4.attention(q, k, v, *options)
+
+
+def require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raise NotImplementedError where a gradient is wanted and there is no backward kernel."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        require_backward(_arch(q))
 
 
 def _arch(q: torch.Tensor) -> str:

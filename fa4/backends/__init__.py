@@ -1,0 +1,1 @@
+"""Our attention behind the interfaces that existing models call."""

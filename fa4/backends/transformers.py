@@ -1,0 +1,114 @@
+"""`attn_implementation="fa4"` for the models of transformers.
+
+    from fa4.backends import transformers
+
+    transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa4")
+
+Causal, bidirectional and sliding-window attention, softcap, grouped heads and a growing cache run
+on our kernels. Padding, packed sequences, static caches, chunked attention, sinks and dropout are
+errors: they would need kernels that are not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fa4.api import flash_attn_func
+
+NAME = "fa4"
+
+_REMEDY = 'Use another attn_implementation, for example "sdpa".'
+
+
+def register() -> None:
+    """Make `attn_implementation="fa4"` known. Raises ImportError without transformers >= 4.53."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise ImportError(
+            "fa4.backends.transformers needs transformers >= 4.53: pip install transformers"
+        ) from error
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def mask(
+    batch_size: int, q_length: int, kv_length: int, attention_mask: Any = None, **pattern: Any
+) -> None:
+    """What transformers calls once per forward pass and kind of layer, to have a mask built.
+
+    Builds none, since `attention` is told what is causal and how wide the window is; raises
+    NotImplementedError for a mask that this does not say all about.
+    """
+    if attention_mask is not None and not attention_mask.all():
+        raise NotImplementedError(
+            f"attention_mask {tuple(attention_mask.shape)} hides tokens (padding); give sequences "
+            f"of one length. {_REMEDY}"
+        )
+    # What transformers would say about a plain mask, and does not about one with additions.
+    if not (
+        pattern.get("allow_is_causal_skip", True) or pattern.get("allow_is_bidirectional_skip")
+    ):
+        raise NotImplementedError(
+            "The mask is not just causal, bidirectional or a window (packed sequences by "
+            f"position_ids, a static cache, blocks of tokens). {_REMEDY}"
+        )
+    queries = pattern.get("q_offset", 0), q_length
+    keys = pattern.get("kv_offset", 0), kv_length
+    if any(isinstance(offset, torch.Tensor) for offset, _ in (queries, keys)):
+        raise NotImplementedError(f"The cache is static: its end is not filled. {_REMEDY}")
+    if pattern.get("allow_is_causal_skip", True) and sum(queries) != sum(keys):
+        raise NotImplementedError(
+            f"The last query is token {sum(queries) - 1} and the last key {sum(keys) - 1}; causal "
+            f"masks are aligned at the last. {_REMEDY}"
+        )
+    chunk = getattr(pattern.get("config"), "attention_chunk_size", None)
+    if chunk is not None and pattern.get("local_size") == chunk and sum(keys) > chunk:
+        raise NotImplementedError(f"{sum(keys)} tokens are more than a chunk of {chunk}. {_REMEDY}")
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function as transformers calls it.
+
+    Args:
+        module: the layer; its `is_causal` counts where the argument is None.
+        query, key, value: (batch, heads, seqlen, head_dim); under autocast in its dtype.
+        attention_mask: None, or NotImplementedError.
+        options: `sliding_window` and `softcap`; any of `_REFUSED` is an error if set.
+
+    Returns:
+        out (batch, seqlen, heads, head_dim), and None for the weights.
+    """
+    if attention_mask is not None:
+        raise NotImplementedError(f"attention_mask is given; no kernel takes one. {_REMEDY}")
+    for name in _REFUSED:
+        given = options.get(name)
+        if isinstance(given, torch.Tensor) or given:
+            raise NotImplementedError(f"{name} is given; no kernel here knows it. {_REMEDY}")
+    causal = module.is_causal if is_causal is None else is_causal
+    window = options.get("sliding_window")
+    # transformers counts a token to its own window, and has the same one on both sides
+    bound = None if window is None else window - 1
+    q, k, v = (_autocast(tensor).transpose(1, 2) for tensor in (query, key, value))
+    softcap = options.get("softcap") or 0.0
+    return flash_attn_func(q, k, v, scaling, causal, (bound, bound), softcap), None
+
+
+_REFUSED = ("dropout", "s_aux", "position_bias", "cu_seq_lens_q", "output_attentions")
+
+
+def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
