@@ -48,10 +48,9 @@ def mask(
             f"attention_mask {tuple(attention_mask.shape)} hides tokens (padding); give sequences "
             f"of one length. {_REMEDY}"
         )
-    # What transformers would say about a plain mask, and does not about one with additions.
-    if not (
-        pattern.get("allow_is_causal_skip", True) or pattern.get("allow_is_bidirectional_skip")
-    ):
+    # What transformers says of a plain mask, and does not of one with additions.
+    causal = pattern.get("allow_is_causal_skip", True)
+    if not (causal or pattern.get("allow_is_bidirectional_skip")):
         raise NotImplementedError(
             "The mask is not just causal, bidirectional or a window (packed sequences by "
             f"position_ids, a static cache, blocks of tokens). {_REMEDY}"
@@ -60,7 +59,7 @@ def mask(
     keys = pattern.get("kv_offset", 0), kv_length
     if any(isinstance(offset, torch.Tensor) for offset, _ in (queries, keys)):
         raise NotImplementedError(f"The cache is static: its end is not filled. {_REMEDY}")
-    if pattern.get("allow_is_causal_skip", True) and sum(queries) != sum(keys):
+    if causal and sum(queries) != sum(keys):
         raise NotImplementedError(
             f"The last query is token {sum(queries) - 1} and the last key {sum(keys) - 1}; causal "
             f"masks are aligned at the last. {_REMEDY}"

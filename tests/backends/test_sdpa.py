@@ -155,11 +155,9 @@ def test_kernels_of_cuda_tensors_have_the_signatures_of_torch() -> None:
     schema = torch.ops.aten._scaled_dot_product_flash_attention_backward.default._schema
     q, k, v = inputs
     out, lse, *between = returned
-    named = dict(
-        zip(["query", "key", "value", "out", "logsumexp"], (q, k, v, out, lse), strict=True)
-    )
-    names = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"]
-    named |= dict(zip(names, between, strict=False)) | given | {"grad_out": torch.ones_like(out)}
+    named = {"query": q, "key": k, "value": v, "out": out, "logsumexp": lse, **given}
+    names = ("cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset")
+    named |= dict(zip(names, between, strict=False)) | {"grad_out": torch.ones_like(out)}
     ordered = [named[a.name] for a in schema.arguments if not a.kwarg_only]
     exact = tuple(t.float().requires_grad_() for t in inputs)
     sdpa(*exact, is_causal=True, scale=0.2).sum().backward()
