@@ -123,7 +123,7 @@ def test_a_model_learns_as_with_sdpa() -> None:
     assert not got.equal(expected)  # other kernels, other roundings
     positions = torch.arange(40).remainder(20)[None].expand(2, -1)
     with pytest.raises(NotImplementedError, match="packed sequences"):
-        model(input_ids=tokens, position_ids=positions)
+        model(input_ids=tokens, position_ids=positions, use_cache=False)
     with torch.no_grad():
         model.generation_config.pad_token_id = 0
         got = model.generate(tokens[:, :20], max_new_tokens=3, do_sample=False)

@@ -1,0 +1,48 @@
+"""The GPT of the examples learns with our kernels as with torch's."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples import train_gpt as example
+
+
+def test_losses_are_those_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_90a")
+    runs = {
+        name: example.train(example.ATTENTIONS[name], example.TINY, 3, torch.device("cpu"))
+        for name in ("fa4", "sdpa")
+    }
+    losses, expected = runs["fa4"][0], runs["sdpa"][0]
+    assert losses == pytest.approx(expected, abs=2e-3)
+    assert losses[2] < losses[0] - 0.05  # ten times the tolerance and more: it learns
+    assert losses != expected  # other kernels, other roundings
+    assert runs["fa4"][1] > 0
+
+
+def test_another_attention_would_be_noticed() -> None:
+    def full(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return v.flip(1)
+
+    device = torch.device("cpu")
+    got, _ = example.train(full, example.TINY, 3, device)
+    expected, _ = example.train(example.ATTENTIONS["sdpa"], example.TINY, 3, device)
+    assert got != pytest.approx(expected, abs=2e-3)
+
+
+def test_batches_are_text_and_its_next_bytes() -> None:
+    device = torch.device("cpu")
+    tokens, targets = next(example.batches(example.TINY, device))
+    assert tokens[:, 1:].equal(targets[:, :-1])
+    assert bytes(tokens[0].tolist()) in bytes(example.corpus().tolist())
+    assert tokens.equal(next(example.batches(example.TINY, device))[0])
+
+
+def test_saved_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    example.save(tmp_path / "runs", "fa4", [3.0, 2.0], 10.0)
+    saved = json.loads((tmp_path / "runs" / "fa4.json").read_text())
+    assert saved == {"losses": [3.0, 2.0], "tokens_per_second": 10.0}
+    assert (tmp_path / "runs" / "loss.png").stat().st_size > 0
