@@ -97,8 +97,9 @@ def _forward_cuda(
 def _backward_cuda(
     grad_out: torch.Tensor, *rest: Any, scale: float | None = None
 ) -> tuple[torch.Tensor, ...]:
-    saved, (dropout_p, is_causal) = rest[:5], rest[9:11]  # between them the lengths
-    return _backward(grad_out, saved, dropout_p, is_causal, scale)
+    inputs, saved, is_causal = rest[:3], rest[3:5], rest[10]  # between them lengths and dropout
+    gradients = _backward(grad_out, inputs, saved, is_causal, scale)
+    return tuple(_laid_out(g, like) for g, like in zip(gradients, inputs, strict=True))
 
 
 def _forward_cpu(
@@ -126,8 +127,8 @@ def _backward_cpu(
     attn_mask: torch.Tensor | None = None,  # refused by the forward pass
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    saved, (dropout_p, is_causal) = rest[:5], rest[5:7]
-    return _backward(grad_out, saved, dropout_p, is_causal, scale)
+    inputs, saved, is_causal = rest[:3], rest[3:5], rest[6]  # between them dropout
+    return _backward(grad_out, inputs, saved, is_causal, scale)
 
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -150,23 +151,24 @@ def _forward(
 
 def _backward(
     grad_out: torch.Tensor,
-    saved: tuple[torch.Tensor, ...],
-    dropout_p: float,
+    inputs: Inputs,
+    saved: tuple[torch.Tensor, torch.Tensor],
     is_causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of query, key and value; `saved` are these, out and lse."""
+    """Gradients of query, key and value, in memory (batch, seqlen, heads, head_dim).
+
+    `saved` are out and lse.
+    """
     _alert_not_deterministic()
-    inputs, (out, lse) = saved[:3], saved[3:]
     (q, k, v), options = _ours(inputs, is_causal, scale)
-    gradients = torch.ops.fa4.attention_backward(
+    (out, lse), hidden = saved, inputs[1].shape[2] - k.shape[1]
+    dq, dk, dv = torch.ops.fa4.attention_backward(
         grad_out.transpose(1, 2), None, q, k, v, out.transpose(1, 2), lse, *options
     )
-    hidden = inputs[1].shape[2] - k.shape[1]
-    dq, dk, dv = (gradient.transpose(1, 2) for gradient in gradients)
     if hidden:
-        dk, dv = (pad(gradient, (0, 0, 0, hidden)) for gradient in (dk, dv))
-    return tuple(_laid_out(g, like) for g, like in zip((dq, dk, dv), inputs, strict=True))
+        dk, dv = (pad(gradient, (0, 0, 0, 0, 0, hidden)) for gradient in (dk, dv))
+    return tuple(gradient.transpose(1, 2) for gradient in (dq, dk, dv))
 
 
 def _alert_not_deterministic() -> None:

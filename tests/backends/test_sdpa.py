@@ -52,11 +52,30 @@ def check(inputs: Tensors, **options: object) -> None:
 
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("packed", [True, False])
-def test_result_gradients_and_strides(packed: bool) -> None:
-    inputs = draw(70, 70, packed=packed)
-    check(inputs, is_causal=True)
-    for ours, like in zip(differentiate(inputs), (inputs[0], *inputs), strict=True):
-        assert ours.stride() == torch.empty_like(like).stride()
+def test_result_and_gradients(packed: bool) -> None:
+    check(draw(70, 70, packed=packed), is_causal=True)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("on", ["cpu", "cuda"])
+def test_layouts_are_those_that_torch_promises_to_compiled_graphs(on: str, packed: bool) -> None:
+    inputs = draw(40, 70, heads=4, packed=packed)
+    cuda = on == "cuda"
+    forward, backward = getattr(backend, f"_forward_{on}"), getattr(backend, f"_backward_{on}")
+    name = "_scaled_dot_product_flash_attention" + ("" if cuda else "_for_cpu")
+    operators = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward")
+    got, given = forward(*inputs, 0.0, True), [*inputs]
+    promised = operators[0](*(t.to("meta") for t in inputs), 0.0, True)
+    given = torch.ones_like(got[0]), *inputs, *got[:2], *(got[2:6] if cuda else ()), 0.0, True
+    state = got[6:8] if cuda else ()
+    metas = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in (*given, *state)]
+    got += backward(*given, *state)
+    promised += operators[1](*metas)
+    described = [
+        [t if not isinstance(t, torch.Tensor) else (t.shape, t.stride(), t.dtype) for t in outputs]
+        for outputs in (got, promised)
+    ]
+    assert described[0] == described[1]
 
 
 @pytest.mark.usefixtures("active")
