@@ -61,7 +61,7 @@ class _Registered:
 
     def remove(self) -> None:
         """Called by torch when another implementation is activated."""
-        self._library._destroy()
+        del self._library
 
 
 class _Native(_Registered):
