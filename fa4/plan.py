@@ -8,7 +8,7 @@ from functools import cache
 from fa4.pipeline.edges import Edge, forward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import TmemMap, tmem_map
-from fa4.plan_base import CHIPS, BasePlan, Role, padded, require
+from fa4.plan_base import CHIPS, BasePlan, Options, Role, options_of, padded, require
 from fa4.plan_hopper import hopper_plan, length_class
 from fa4.problem import Problem
 
@@ -140,35 +140,16 @@ def plan_forward(problem: Problem, arch: str = "sm_100a") -> BasePlan:
     """
     if arch not in CHIPS:
         raise ValueError(f"{arch=} has no forward kernel; available: {', '.join(CHIPS)}")
-    return _plan_forward(
-        arch,
-        problem.dtype,
-        (problem.head_dim, problem.head_dim_v),
-        problem.window_right is not None,
-        problem.window_left is not None,
-        problem.softcap > 0.0,
-        length_class(problem.seqlen_k) if arch == "sm_90a" else 0,
-    )
+    keys = length_class(problem.seqlen_k) if arch == "sm_90a" else 0
+    dims = (problem.head_dim, problem.head_dim_v)
+    return _plan_forward(dims, options_of(problem, arch), keys)
 
 
 @cache
-def _plan_forward(
-    arch: str,
-    dtype: str,
-    dims: tuple[int, int],
-    right: bool,
-    left: bool,
-    softcap: bool,
-    keys: int = 0,
-) -> BasePlan:
-    options = {
-        "arch": arch,
-        "dtype": dtype,
-        "right_bound": right,
-        "left_bound": left,
-        "softcap": softcap,
-    }
-    plan = hopper_plan(dims, options, keys) if arch == "sm_90a" else blackwell_plan(dims, options)
+def _plan_forward(dims: tuple[int, int], options: Options, keys: int) -> BasePlan:
+    asked = dict(options)
+    hopper = asked["arch"] == "sm_90a"
+    plan = hopper_plan(dims, asked, keys) if hopper else blackwell_plan(dims, asked)
     plan.check()
     return plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from fa4.plan_base import BasePlan
+from fa4.plan_base import BasePlan, Options, options_of
 from fa4.plan_hopper_backward import hopper_backward_plan
 from fa4.problem import Problem
 
@@ -17,14 +17,7 @@ def plan_backward(problem: Problem, arch: str) -> BasePlan:
     Raises NotImplementedError for an architecture without a backward kernel.
     """
     require_backward(arch)
-    return _plan_backward(
-        arch,
-        problem.dtype,
-        (problem.head_dim, problem.head_dim_v),
-        problem.window_right is not None,
-        problem.window_left is not None,
-        problem.softcap > 0.0,
-    )
+    return _plan_backward((problem.head_dim, problem.head_dim_v), options_of(problem, arch))
 
 
 def require_backward(arch: str) -> None:
@@ -37,16 +30,7 @@ def require_backward(arch: str) -> None:
 
 
 @cache
-def _plan_backward(
-    arch: str, dtype: str, dims: tuple[int, int], right: bool, left: bool, softcap: bool
-) -> BasePlan:
-    options = {
-        "arch": arch,
-        "dtype": dtype,
-        "right_bound": right,
-        "left_bound": left,
-        "softcap": softcap,
-    }
-    plan = hopper_backward_plan(dims, options)
+def _plan_backward(dims: tuple[int, int], options: Options) -> BasePlan:
+    plan = hopper_backward_plan(dims, dict(options))
     plan.check()
     return plan

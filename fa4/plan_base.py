@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fa4.pipeline.edges import Edge
 from fa4.pipeline.storage import SharedMemoryMap
+from fa4.problem import Problem
 
 if TYPE_CHECKING:
     from fa4.pipeline.records import IketRanges, ProbeBuffer
@@ -195,6 +196,20 @@ class BasePlan:
             registers <= allowed,
             f"{self.name}: {registers=}, {allowed} allowed. Give some role fewer.",
         )
+
+
+Options = tuple[tuple[str, object], ...]
+
+
+def options_of(problem: Problem, arch: str) -> Options:
+    """The fields of BasePlan that a problem decides, but for head dims; (name, value), hashable."""
+    return (
+        ("arch", arch),
+        ("dtype", problem.dtype),
+        ("right_bound", problem.window_right is not None),
+        ("left_bound", problem.window_left is not None),
+        ("softcap", problem.softcap > 0.0),
+    )
 
 
 def require(holds: bool, message: str) -> None:
