@@ -7,7 +7,7 @@
 Importing this package imports neither cutlass nor torch: each public name is loaded on first use.
 """
 
-from importlib import import_module
+from fa4._lazy import lazy
 
 _HOME = {
     "session": "sessions",
@@ -28,10 +28,7 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+__getattr__ = lazy(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ four more warps of each CTA, packed float32 arithmetic is split; TMA, mbarriers,
 warps and shared memory are the GPU's own. Read rewrite.py first.
 """
 
-from importlib import import_module
+from fa4._lazy import lazy
 
 _HOME = {
     "session": "sessions",
@@ -21,10 +21,7 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+__getattr__ = lazy(__name__, _HOME)
 
 
 def __dir__() -> list[str]:
