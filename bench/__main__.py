@@ -10,6 +10,7 @@ COMMANDS = {  # imported when asked for: what one needs, the others may lack
     "exp2-share": "bench.exp2_share",
     "hopper": "bench.hopper.command",
     "techniques": "bench.hopper.techniques",
+    "pipes": "bench.hopper.pipes",
     "hopper-backward": "bench.hopper.backward",
     "overhead": "bench.overhead",
     "fuzz": "bench.hopper.fuzz",

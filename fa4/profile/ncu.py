@@ -36,13 +36,13 @@ def profile_with_ncu(workload: Workload, out: Path) -> str:
 
     Leaves `kernel.ncu-rep`, `source.csv`, `raw.csv` and `ncu.txt` in `out`. Raises NcuError.
     """
-    ncu, report = _find_ncu(), out / REPORT
+    ncu, report = find_ncu(), out / REPORT
     command = sampling_command(ncu, workload, report)
-    _run(command)
+    run_ncu(command)
     if not report.is_file():
         raise NcuError(f"ncu wrote no report to {report}; it was run as: {shlex.join(command)}")
-    source = _import(ncu, report, "source", "--print-source", "sass")
-    raw = _import(ncu, report, "raw")
+    source = import_page(ncu, report, "source", "--print-source", "sass")
+    raw = import_page(ncu, report, "raw")
     (out / "source.csv").write_text(source)
     (out / "raw.csv").write_text(raw)
     text = f"{workload.title}\n{_table(workload, source, raw)}\n\n{_how_to_go_on(command, report)}"
@@ -60,7 +60,8 @@ def sampling_command(ncu: str, workload: Workload, report: Path) -> list[str]:
     ]
 
 
-def _find_ncu() -> str:
+def find_ncu() -> str:
+    """Path of the ncu to use. Raises NcuError."""
     for candidate in _candidates():
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return str(candidate)
@@ -77,7 +78,8 @@ def _candidates() -> Iterator[Path]:
     yield from sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"), reverse=True)
 
 
-def _run(command: list[str]) -> str:
+def run_ncu(command: list[str]) -> str:
+    """What a command of ncu prints. Raises NcuError."""
     done = subprocess.run(command, capture_output=True, text=True)
     said = done.stdout + done.stderr
     if _PERMISSION in said:
@@ -88,8 +90,9 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _import(ncu: str, report: Path, page: str, *options: str) -> str:
-    return _run([ncu, "--import", str(report), "--page", page, *options, "--csv"])
+def import_page(ncu: str, report: Path, page: str, *options: str) -> str:
+    """A page of a report as CSV. Raises NcuError."""
+    return run_ncu([ncu, "--import", str(report), "--page", page, *options, "--csv"])
 
 
 def _table(workload: Workload, source: str, raw: str) -> str:

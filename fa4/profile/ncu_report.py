@@ -91,15 +91,19 @@ def parse_source(text: str) -> tuple[str, list[Sampled]]:
     return kernel, found
 
 
-def parse_raw(text: str) -> dict[str, float]:
-    """Metrics of the first kernel of a raw page that are numbers."""
+def parse_raw(text: str) -> list[dict[str, float]]:
+    """Per kernel of a raw page its metrics that are numbers. ReportMismatchError."""
     rows = list(csv.reader(text.splitlines()))
     start = next((i for i, row in enumerate(rows) if row[:1] == ["ID"]), None)
     if start is None or len(rows) < start + 3:
         raise ReportMismatchError("no metrics: expected the CSV of `ncu --page raw`")
-    header, values = rows[start], rows[start + 2]  # units stand between them
+    units = 1  # their row stands between the names and the values
+    return [_numbers(rows[start], row) for row in rows[start + 1 + units :]]
+
+
+def _numbers(header: Sequence[str], row: Sequence[str]) -> dict[str, float]:
     metrics = {}
-    for name, value in zip(header, values, strict=True):
+    for name, value in zip(header, row, strict=True):
         try:
             metrics[name] = float(value.replace(",", ""))
         except ValueError:
@@ -110,7 +114,7 @@ def parse_raw(text: str) -> dict[str, float]:
 def by_role(function: Function, source: str, raw: str) -> NcuReport:
     """Joins a report with the disassembled kernel that it is of. Raises ReportMismatchError."""
     kernel, sampled = parse_source(source)
-    metrics = parse_raw(raw)
+    metrics = parse_raw(raw)[0]
     _check_same_code(function, sampled)
     roles = _roles_by_address(function)
     unlisted = _unlisted_reason(sampled, metrics)

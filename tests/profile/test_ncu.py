@@ -46,7 +46,7 @@ def test_a_source_page_is_read():
 
 
 def test_a_raw_page_is_read():
-    metrics = parse_raw(RAW)
+    metrics = parse_raw(RAW)[0]
     assert metrics["gpu__time_duration.sum"] == 495.552
     assert metrics["smsp__inst_executed.sum"] == 145962132
     assert "Kernel Name" not in metrics
@@ -92,7 +92,7 @@ def test_samples_go_to_the_role_that_the_control_flow_says(function):
 def test_the_reason_without_a_column_is_named_by_the_raw_page():
     # every other reason of the raw page has a column, abbreviated
     _, sampled = parse_source((GOLDEN / "source.csv").read_text())
-    assert _unlisted_reason(sampled, parse_raw(RAW)) == "warpgroup_arrive"
+    assert _unlisted_reason(sampled, parse_raw(RAW)[0]) == "warpgroup_arrive"
     assert _unlisted_reason(sampled, {}) == "other"
 
 

@@ -1,0 +1,50 @@
+"""`python -m bench pipes` without a GPU: which cells, and the table."""
+
+import json
+
+import pytest
+
+from bench.hopper import pipes
+from bench.results import FOLDER
+
+MEASURED = json.loads((FOLDER / "hopper.json").read_text())["cells"]
+
+
+def cell(name: str, length: int, ratio: float) -> dict:
+    return {"name": name, "length": length, "ratio": ratio}
+
+
+def test_below_aim_is_what_the_table_shows() -> None:
+    assert not pipes.below_aim(cell("d128 full 4k", 4096, 1.1251))  # shown as 1.13, the aim
+    assert pipes.below_aim(cell("d128 full 4k", 4096, 1.1249))
+    assert not pipes.below_aim(cell("d128 full gqa 32/8 4k", 4096, 0.5))  # has no aim
+
+
+def test_each_cell_is_taken_with_its_best_peer() -> None:
+    assert pipes.chosen(MEASURED, ["d64 full 512"]) == [
+        ["d64 full 512", "ours"],
+        ["d64 full 512", "cudnn"],
+    ]
+    below = [c["name"] for c in MEASURED if pipes.below_aim(c)]
+    assert [name for name, who in pipes.chosen(MEASURED, None) if who == "ours"] == below
+
+
+def test_an_unknown_cell_is_named() -> None:
+    with pytest.raises(ValueError, match="d65 full 4k; there are d64 full 512"):
+        pipes.chosen(MEASURED, ["d65 full 4k"])
+
+
+def test_stalls_are_shares_and_the_largest_are_shown() -> None:
+    kernel = dict.fromkeys(pipes.PIPES.values(), 50.0)
+    kernel |= {pipes.STALL.format(reason): 1.0 for reason in pipes.REASONS}
+    kernel[pipes.STALL.format("wait")] = 1.0 + len(pipes.REASONS)
+    row = {"cell": "d64 full 8k", "implementation": "ours", **pipes._row(kernel)}
+    assert sum(row["stalls"].values()) == pytest.approx(100.0)
+    line = pipes.report([row]).splitlines()[-1]
+    assert line.startswith("d64 full 8k  ours")
+    assert "wait 54" in line
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture) -> None:
+    assert pipes.main([]) == 2
+    assert "GPU" in capsys.readouterr().out
