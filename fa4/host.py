@@ -21,7 +21,7 @@ from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import TmaTensor, TmaTensors
 from fa4.tiles.hopper_layouts import hopper_layouts
 from fa4.tiles.layouts import DTYPES, mma_atoms, smem_layouts
-from fa4.tiles.scheduler import TileSchedule
+from fa4.tiles.scheduler import tile_schedule
 from fa4.warps.work import Work
 
 
@@ -83,7 +83,7 @@ class ForwardHost:
             right_bound=self.plan.right_bound,
             n_block=self.plan.n_block,
         )
-        schedule = TileSchedule(
+        schedule = tile_schedule(
             num_m=(visibility.seqlen_q + self.plan.cta_rows - 1) // self.plan.cta_rows,
             heads=read.int32("heads_q"),
             heads_kv=read.int32("heads_kv"),

@@ -21,7 +21,7 @@ from fa4.tiles.hopper_backward_bundles import BackwardRows, BackwardTma
 from fa4.tiles.hopper_backward_layouts import dq_layout, hopper_backward_layouts
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.query_range import QueryVisibility
-from fa4.tiles.scheduler import TileSchedule
+from fa4.tiles.scheduler import tile_schedule
 from fa4.warps.backward.preprocess import THREADS, ForwardResults, Preprocess
 from fa4.warps.backward.work import BackwardWork
 from fa4.warps.hopper.backward.postprocess import Postprocess
@@ -103,7 +103,7 @@ class BackwardHost:
             n_block=plan.n_block,
         )
         heads_kv = read.int32("heads_kv")
-        schedule = TileSchedule(
+        schedule = tile_schedule(
             num_m=(see.seqlen_k + plan.n_block - 1) // plan.n_block,
             heads=heads_kv,
             heads_kv=heads_kv,

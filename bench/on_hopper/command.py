@@ -8,12 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 import torch
 
+from bench.hopper.files import environment
 from bench.on_hopper.trials import VARIANTS, Task, small_trial, variant_trial
 from bench.on_hopper.work import work
 from fa4.on_hopper.modes import MODES
@@ -35,14 +37,13 @@ def main(argv: list[str]) -> int:
     )
     records = list(_shown(_results(options, tasks), len(tasks), begin))
     report = summary(records, len(tasks)) | {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **environment(),
         "seconds": round(time.monotonic() - begin, 1),
         "seeds": [options.first, options.first + options.count - 1],
         "against_emulator": options.emulator,
     }
     if options.json:
-        options.json.write_text(json.dumps(report | {"runs": records}, indent=1) + "\n")
+        options.json.write_text(json.dumps(report | {"by_kernel": by_kernel(records)}) + "\n")
     print(json.dumps(report, indent=1))
     return 1 if report["failed"] or report["left"] or report.get("agreeing", 1) < AGREEING else 0
 
@@ -55,7 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--seconds", type=float, default=240.0, help="start nothing after this")
     parser.add_argument("--jobs", type=int, default=8, help="processes: kernels compile at once")
-    parser.add_argument("--json", type=Path, help="write every run to this file")
+    parser.add_argument("--json", type=Path, help="write this, and a line per kernel, to this file")
     parser.add_argument(
         "--emulator", action="store_true", help="small problems, compared with the emulator too"
     )
@@ -93,6 +94,19 @@ def summary(records: list[dict[str, Any]], planned_runs: int) -> dict[str, Any]:
         ),
         "faults": [f"{r['mode']} {r['seed']} {r['problem']}: {r['fault']}" for r in failed[:20]],
     }
+
+
+def by_kernel(records: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Per kernel: its runs, its worst share of the error rule's limit, its least agreement."""
+    found: dict[str, dict[str, float]] = {}
+    for record in sorted((r for r in records if r.get("kernel")), key=itemgetter("kernel")):
+        row = found.setdefault(record["kernel"], {"runs": 0, "error_of_limit": 0.0})
+        row["runs"] += 1
+        share = record["out_error"] / record["out_limit"]
+        row["error_of_limit"] = max(row["error_of_limit"], round(share, 4))
+        if "agreeing" in record:
+            row["agreeing"] = min(row.get("agreeing", 1.0), round(record["agreeing"], 5))
+    return found
 
 
 def _results(options: argparse.Namespace, tasks: list[Task]) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from fa4.profile.timeline import Timeline
 _RUN = "#3b4252"
 _IDLE = "#f2f2f2"
 _ROW_INCHES = 0.16
+_NOTE_WIDTH = 150  # characters of a line under the picture
 _SHOWN_EDGES = 16  # in the legend, the costliest first
 
 
@@ -42,7 +44,8 @@ def draw(timeline: Timeline, path: Path, cta: int, span: Sequence[int] | None = 
         axes.broken_barh(spans, (row, 0.9), color=[colours[wait.edge] for wait in own])
     _label(axes, tracks)
     axes.set_xlim(*(span or (min(t.begin for t in tracks), max(t.end for t in tracks))))
-    axes.set_xlabel(f"{timeline.unit}\n{timeline.note}", fontsize=8)
+    note = textwrap.fill(timeline.note, _NOTE_WIDTH)
+    axes.set_xlabel(f"{timeline.unit}\n{note}", fontsize=8)
     axes.set_title(f"{timeline.title}, CTA {cta}", fontsize=10)
     handles = [axes.barh(0, 0, color=_RUN, label="work")]
     for edge in list(colours)[:_SHOWN_EDGES]:

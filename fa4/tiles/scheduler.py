@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-
-from fa4.tiles.registers import pinned
+from cutlass.cute import FastDivmodDivisorV2 as Divisor
 
 
 @dataclass(frozen=True)
@@ -27,40 +26,55 @@ class TileSchedule:
 
     Heads are taken in sections whose keys and values fit in L2 together. Within a section the
     longest tiles come first (causal: the last rows), so that the grid ends evenly, and all heads
-    of one length follow each other.
+    of one length follow each other. See `tile_schedule`.
+
+    Divisors multiply and shift: a division by a number that only the launch knows takes 200 cycles,
+    five of them in a row kept the load warp from its next tile.
     """
 
     num_m: Int32
-    heads: Int32
-    heads_kv: Int32
-    batch: Int32
-    section: Int32  # heads (over the whole batch) whose K and V share L2
+    num_heads: Int32  # of queries, over the whole batch
+    heads: Divisor
+    group: Divisor  # query heads per key/value head
+    section: Divisor  # heads whose K and V share L2
+    last_section: Divisor  # those of the last section
+    section_tiles: Divisor
     longest_first: cutlass.Constexpr[bool]
 
     @property
     def num_tiles(self) -> Int32:
         """All tiles of the problem."""
-        return self.num_m * self.heads * self.batch
+        return self.num_m * self.num_heads
 
     @cute.jit
     def decode(self, tile: Int32) -> WorkTile:
         """Tile number -> coordinates."""
-        section, heads = (
-            pinned(self.section),
-            pinned(self.heads),
-        )  # divisors: no hoisted reciprocals
-        per_section = section * self.num_m
-        first = (tile // per_section) * section
-        within = tile % per_section
-        width = cutlass.min(section, heads * self.batch - first)
-        m = within // width
-        head_and_batch = first + within % width
+        number, within = divmod(tile, self.section_tiles)
+        first = number * self.section.divisor
+        m, head = divmod(within, self.section)
+        if first + self.section.divisor > self.num_heads:
+            m, head = divmod(within, self.last_section)
         if cutlass.const_expr(self.longest_first):
             m = self.num_m - 1 - m
-        head = head_and_batch % heads
-        return WorkTile(
-            m=m,
-            head=head,
-            head_kv=head // (heads // self.heads_kv),
-            batch=head_and_batch // heads,
-        )
+        batch, head = divmod(first + head, self.heads)
+        return WorkTile(m=m, head=head, head_kv=head // self.group, batch=batch)
+
+
+@cute.jit
+def tile_schedule(
+    num_m: Int32,
+    heads: Int32,
+    heads_kv: Int32,
+    batch: Int32,
+    section: Int32,
+    longest_first: cutlass.Constexpr[bool],
+) -> TileSchedule:
+    """The schedule of `num_m` tiles for each of `heads * batch`, in sections of so many heads."""
+    num_heads = heads * batch
+    last = num_heads % section
+    if last == 0:
+        last = section
+    group = heads // heads_kv
+    divisors = (cute.fast_divmod_create_divisor_v2(n) for n in (heads, group, section, last))
+    section_tiles = cute.fast_divmod_create_divisor_v2(section * num_m)
+    return TileSchedule(num_m, num_heads, *divisors, section_tiles, longest_first)

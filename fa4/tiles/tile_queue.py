@@ -2,7 +2,7 @@
 
 A CTA's first tile is its own number; the next ones come from a counter that all CTAs share, so a
 CTA that got short tiles takes more of them. The counter resets itself: every CTA fails exactly once
-to get a tile, hence the fetch number `num_tiles` is the last, and sets it back to 0.
+to get a tile, hence the fetch number `num_tiles` is the last, with which `atom.inc` wraps to 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fa4.plan_hopper import SLOTS
 from fa4.tiles.scheduler import WorkTile
@@ -40,15 +40,26 @@ class TileQueue:
     num_tiles: Int32
 
     @cute.jit
-    def fetch(self) -> Int32:
-        """The next new tile of this CTA, num_tiles or more when there is none. For one warp."""
-        ctas, _, _ = cute.arch.grid_dim()
+    def ask(self, wanted: Boolean) -> Int32:
+        """Ask the counter for the next new tile of this CTA: a promise for `answer`. For one warp.
+
+        The answer takes a thousand cycles, and nothing waits for it before `answer`: of an
+        `atom.add` the compiler would make one for all lanes at once, with a shuffle behind it.
+        """
         count = Int32(0)
-        if cute.arch.lane_idx() == 0:
-            count = cute.arch.atomic_add(self.counter, Int32(1), sem="relaxed", scope="gpu")
-            if count == self.num_tiles - 1:
-                cute.arch.store(self.counter, Int32(0))
-        return ctas + cute.arch.shuffle_sync(count, 0)
+        if wanted and cute.arch.lane_idx() == 0:
+            count = cute.arch.inline_ptx(
+                "atom.relaxed.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
+                write_only_types=[Int32],
+                read_only_args=[self.counter.toint(), self.num_tiles - 1],
+            )
+        return count
+
+    @cute.jit
+    def answer(self, asked: Int32) -> Int32:
+        """The number that was asked for, num_tiles or more when there is none. For one warp."""
+        ctas, _, _ = cute.arch.grid_dim()
+        return ctas + cute.arch.shuffle_sync(asked, 0)
 
     @cute.jit
     def put(self, slot: Int32, number: Int32, tile: WorkTile, mode: Int32) -> None:

@@ -86,3 +86,16 @@ def test_summary_counts_what_failed_and_what_is_left():
     found = command.summary([one, two], 2)
     assert (found["agreeing"], found["least_agreeing"]) == (0.875, 0.5)
     assert found["largest_lse_apart"] == 2e-6
+
+
+def test_a_kernel_s_line_holds_its_worst_run():
+    runs = [
+        {"kernel": "a", "out_error": 1.0, "out_limit": 4.0, "agreeing": 0.999},
+        {"kernel": "a", "out_error": 1.0, "out_limit": 2.0, "agreeing": 1.0},
+        {"kernel": "b", "out_error": 0.0, "out_limit": 1.0},
+        {"kernel": "", "fault": "lost before its launch"},
+    ]
+    assert command.by_kernel(runs) == {
+        "a": {"runs": 2, "error_of_limit": 0.5, "agreeing": 0.999},
+        "b": {"runs": 1, "error_of_limit": 0.0},
+    }

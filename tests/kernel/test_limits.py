@@ -16,7 +16,7 @@ from fa4 import emulator
 from fa4.plan import M_TILE, N_BLOCK, Q_TILES
 from fa4.problem import MAX_LENGTH, MAX_QUERY_ROWS, example_problem
 from fa4.tiles.block_range import Visibility
-from fa4.tiles.scheduler import TileSchedule
+from fa4.tiles.scheduler import tile_schedule
 
 CTA_ROWS = Q_TILES * M_TILE
 LINES = 128
@@ -25,7 +25,7 @@ LINES = 128
 @cute.kernel
 def decode_kernel(x: cute.Tensor, y: cute.Tensor, longest_first: cutlass.Constexpr[bool]) -> None:
     i, _, _ = cute.arch.thread_idx()
-    schedule = TileSchedule(x[i, 0], x[i, 1], x[i, 2], x[i, 3], x[i, 4], longest_first)
+    schedule = tile_schedule(x[i, 0], x[i, 1], x[i, 2], x[i, 3], x[i, 4], longest_first)
     tile = schedule.decode(x[i, 5])
     y[i, 0], y[i, 1], y[i, 2], y[i, 3] = tile.m, tile.head, tile.head_kv, tile.batch
     y[i, 4] = schedule.num_tiles

@@ -63,15 +63,23 @@ class HopperLoad:
             pipes.tile_assigned.commit(slot.index)
             slot.advance()
             if mode != END:
+                asked = self._ask(queue, mode)
                 q_ring, ring = self._load_tile(tma, smem, pipes, work, tile, q_ring, ring)
                 if mode == FRESH:
-                    fresh = self._next(queue)
+                    fresh = self._answer(queue, asked)
 
     @cute.jit
-    def _next(self, queue: TileQueue) -> Int32:
+    def _ask(self, queue: TileQueue, mode: Int32) -> Int32:
+        asked = Int32(0)
+        if cutlass.const_expr(self.plan.tuning.persistent):
+            asked = queue.ask(mode == FRESH)
+        return asked
+
+    @cute.jit
+    def _answer(self, queue: TileQueue, asked: Int32) -> Int32:
         number = queue.num_tiles
         if cutlass.const_expr(self.plan.tuning.persistent):
-            number = queue.fetch()
+            number = queue.answer(asked)
         return number
 
     @cute.jit
