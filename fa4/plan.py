@@ -40,7 +40,7 @@ class Tuning:
 # and more the tensor core is, and each emulated exponential only costs issue slots.
 TUNED = {
     (64, 64): Tuning(6, 2, 3, 40, 96, (200, 64, 48)),
-    (96, 96): Tuning(5, 1, 3, 32, 96, (200, 64, 48)),
+    (96, 96): Tuning(5, 1, 3, 32, 96, (192, 72, 56)),
     (128, 128): Tuning(4, 1, 3, 8, 96, (192, 72, 56)),
     (192, 128): Tuning(2, 1, 3, 8, 96, (192, 72, 56)),
 }
