@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Int32
 
 from fa4.plan_hopper import SLOTS
 from fa4.tiles.scheduler import WorkTile
@@ -40,14 +40,14 @@ class TileQueue:
     num_tiles: Int32
 
     @cute.jit
-    def ask(self, wanted: Boolean) -> Int32:
+    def ask(self) -> Int32:
         """Ask the counter for the next new tile of this CTA: a promise for `answer`. For one warp.
 
         The answer takes a thousand cycles, and nothing waits for it before `answer`: of an
         `atom.add` the compiler would make one for all lanes at once, with a shuffle behind it.
         """
         count = Int32(0)
-        if wanted and cute.arch.lane_idx() == 0:
+        if cute.arch.lane_idx() == 0:
             count = cute.arch.inline_ptx(
                 "atom.relaxed.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
                 write_only_types=[Int32],

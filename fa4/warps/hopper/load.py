@@ -63,16 +63,18 @@ class HopperLoad:
             pipes.tile_assigned.commit(slot.index)
             slot.advance()
             if mode != END:
-                asked = self._ask(queue, mode)
-                q_ring, ring = self._load_tile(tma, smem, pipes, work, tile, q_ring, ring)
+                rings = (q_ring, ring)
+                q_ring, ring, asked = self._load_tile(
+                    tma, smem, queue, pipes, work, tile, rings, mode
+                )
                 if mode == FRESH:
                     fresh = self._answer(queue, asked)
 
     @cute.jit
-    def _ask(self, queue: TileQueue, mode: Int32) -> Int32:
+    def _ask(self, queue: TileQueue) -> Int32:
         asked = Int32(0)
         if cutlass.const_expr(self.plan.tuning.persistent):
-            asked = queue.ask(mode == FRESH)
+            asked = queue.ask()
         return asked
 
     @cute.jit
@@ -87,13 +89,15 @@ class HopperLoad:
         self,
         tma: TmaTensors,
         smem: HopperSmem,
+        queue: TileQueue,
         pipes: HopperPipes,
         work: Work,
         tile: WorkTile,
-        q_ring: PipelineState,
-        ring: PipelineState,
-    ) -> tuple[PipelineState, PipelineState]:
-        plan = self.plan
+        rings: tuple[PipelineState, PipelineState],
+        mode: Int32,
+    ) -> tuple[PipelineState, PipelineState, Int32]:
+        plan, asked = self.plan, Int32(0)
+        q_ring, ring = rings
         first, last = work.visibility.blocks(tile.m * plan.cta_rows, plan.cta_rows)
         gQ = cute.local_tile(tma.q.tensor[None, None, tile.head, tile.batch], plan.q_box, (None, 0))
         gK = cute.local_tile(
@@ -107,6 +111,9 @@ class HopperLoad:
         v = Source(tma.v, *tma.v.partition(smem.v, cute.group_modes(gV, 0, 2)))
         for i in cutlass.range(last - first, unroll=1):
             block = last - 1 - i
+            # Not sooner: a CTA that holds its next tile early keeps it from one that is idle
+            if block == first and mode == FRESH:
+                asked = self._ask(queue)
             pipes.k_loaded.acquire(ring.index, ring.phase)
             k.load(block, ring.index, pipes.k_loaded.expect(ring.index, plan.k_block_bytes))
             if i == 0:  # after K, whose stage is free sooner
@@ -119,4 +126,4 @@ class HopperLoad:
             v.load(block, ring.index, pipes.v_loaded.expect(ring.index, plan.v_block_bytes))
             ring.advance()
         q_ring.advance()
-        return q_ring, ring
+        return q_ring, ring, asked
