@@ -132,9 +132,10 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
     from fa4 import api
     from fa4.arguments import pack_per_call
 
-    options = (None if q.is_cuda else api.emulated_arch(), None, False, None, None, 0.0)
+    options = (None if q.is_cuda else api.emulated_arch(), None, False, None, None, 0.0, False)
     layouts = api.layouts_of(q, k, v)
-    call = api._prepare(layouts, *options, False)
+    asked = (layouts, options[0], False, *options[1:])
+    call = api._prepare(*asked)
     launch, tensors = call.launch, (q, k, v, torch.empty_like(q))
 
     def stream_and_counter() -> tuple[int, int]:
@@ -152,7 +153,7 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
     return {
         "(reading the clock)": time.perf_counter,
         "layouts": lambda: api.layouts_of(q, k, v),
-        "lookup": lambda: api._prepare(layouts, *options, False),
+        "lookup": lambda: api._prepare(*asked),
         "allocate": lambda: q.new_empty_strided(*call.out),
         "launch": lambda: launch(*tensors, None),
         "- stream, counter": stream_and_counter,

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -60,6 +60,7 @@ def flash_attn_func(
     window_size: tuple[int | None, int | None] = (None, None),
     softcap: float = 0.0,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention, O = softmax(softmax_scale * Q K^T) V; differentiable on Hopper.
 
@@ -76,6 +77,8 @@ def flash_attn_func(
             above. None or a negative bound is unbounded; `causal` makes right 0.
         softcap: scores become softcap * tanh(score / softcap); 0.0 is off.
         return_lse: return also the log-sum-exp of each row.
+        deterministic: gradients have the same bits in every run, as they have under
+            `torch.use_deterministic_algorithms`; slower. The results have them always.
 
     Returns:
         out (batch, seqlen_q, heads_q, head_dim_v) in the dtype of q; with return_lse also
@@ -95,16 +98,19 @@ def flash_attn_func(
         TypeError, ValueError: a dtype, shape, stride or option that is not supported.
         NotImplementedError: the device has no kernel, or none for the gradient that is asked for.
     """
-    if torch.compiler.is_compiling():
-        return _through_operators(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
-    layouts = layouts_of(q, k, v)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _through_operators(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
+    tracing = torch.compiler.is_compiling()
+    layouts = None if tracing else layouts_of(q, k, v)
+    options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
+    if tracing or (
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    ):
+        from fa4 import ops  # late, like `_launcher`
+
+        results = ops.attention(q, k, v, *options)
+        return results if return_lse else results[0]
     arch = None if q.is_cuda and not open_sessions else foreign_arch(q)
-    left, right = _window(window_size)
-    options = (softmax_scale, causal, left, right, softcap)
     try:
-        call = _prepare(layouts, arch, *options, return_lse)
+        call = _prepare(layouts, arch, return_lse, *options)
     except TypeError:  # perhaps only since an option cannot be hashed: say what it must be
         resolve(layouts, arch, *options)
         raise
@@ -131,6 +137,7 @@ def can_implement(
     causal: bool = False,
     window_size: tuple[int | None, int | None] = (None, None),
     softcap: float = 0.0,
+    deterministic: bool = False,
 ) -> Support:
     """Say whether `flash_attn_func` with these arguments would run, and if not, why.
 
@@ -139,7 +146,8 @@ def can_implement(
     try:
         layouts = layouts_of(q, k, v)
         arch = None if q.is_cuda and not open_sessions else foreign_arch(q)
-        _, plan = resolve(layouts, arch, softmax_scale, causal, *_window(window_size), softcap)
+        options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
+        _, plan = resolve(layouts, arch, *options)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
             require_backward(plan.arch)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -151,6 +159,9 @@ def can_implement(
     ]
     return Support(True, "; ".join(copies))
 
+
+Options = tuple[float | None, bool, int | None, int | None, float, bool]
+"""softmax_scale, causal, window_left, window_right, softcap, deterministic."""
 
 # (shape, strides, dtype, device) of q, k and v
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
@@ -173,24 +184,6 @@ def layouts_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Layouts:
         raise
 
 
-def _through_operators(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int | None, int | None],
-    softcap: float,
-    return_lse: bool,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`flash_attn_func` where autograd or a tracer looks on."""
-    from fa4 import ops  # late, like `_launcher`
-
-    options = (softmax_scale, causal, *_window(window_size), softcap)
-    out, lse = ops.attention(q, k, v, *options)
-    return (out, lse) if return_lse else out
-
-
 @dataclass(frozen=True, slots=True)
 class _Call:
     """What a call's layouts and options decide."""
@@ -202,18 +195,10 @@ class _Call:
 
 
 @lru_cache(maxsize=4096, typed=True)  # typed: causal=1 is refused after causal=True, too
-def _prepare(
-    layouts: Layouts,
-    arch: str | None,
-    scale: float | None,
-    causal: bool,
-    left: int | None,
-    right: int | None,
-    softcap: float,
-    with_lse: bool,
-) -> _Call:
-    """Check, plan, compile. `arch`: None for the device's own, see `foreign_arch`."""
-    problem, plan = resolve(layouts, arch, scale, causal, left, right, softcap)
+def _prepare(layouts: Layouts, arch: str | None, with_lse: bool, *options: Any) -> _Call:
+    """Check, plan, compile. `arch`: None for the device's own, see `foreign_arch`; `options` as in
+    `Options`."""
+    problem, plan = resolve(layouts, arch, *options)
     (_, _, dtype, device), strides = layouts[0], [layout[1] for layout in layouts]
     batch, rows, heads, dim = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
     out_strides = (rows * heads * dim, heads * dim, dim, 1)
@@ -234,6 +219,7 @@ def resolve(
     left: int | None,
     right: int | None,
     softcap: float,
+    deterministic: bool,
 ) -> tuple[Problem, BasePlan]:
     """The checked problem and its plan; parameters as for `_prepare`."""
     shapes, strides, dtypes, devices = zip(*layouts, strict=True)
@@ -262,6 +248,7 @@ def resolve(
         window_right=right,
         softcap=softcap,
         scale=default_scale(head_dim) if scale is None else scale,
+        deterministic=deterministic,
     )
     return problem, plan_forward(problem, arch or native_arch(devices[0]))
 

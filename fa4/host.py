@@ -89,7 +89,7 @@ class ForwardHost:
             heads_kv=read.int32("heads_kv"),
             batch=read.int32("batch"),
             section=read.int32("section"),
-            longest_first=self.plan.longest_first,
+            descending=self.plan.longest_first,
         )
         scales = Scales(
             softmax=read.float32("softmax_scale"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cuda.bindings.driver as cuda
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
@@ -109,7 +110,10 @@ class BackwardHost:
             heads_kv=heads_kv,
             batch=read.int32("batch"),
             section=read.int32("section"),
-            longest_first=False,  # the first keys are seen by the most rows
+            # The first keys are seen by the most rows. But where key blocks add to dQ in a fixed
+            # order, the last one first, a CTA must come after those it waits for; and since each
+            # walks queries downwards, those of a causal mask are ahead of it all the time.
+            descending=plan.deterministic,
         )
         visibility = QueryVisibility(see, plan.m_tile)
         return BackwardWork(schedule, visibility, read.int32("heads_q") // heads_kv)
@@ -131,7 +135,11 @@ class BackwardHost:
             (floats, blocks, heads, batch), stride=(1, floats, head, head * heads)
         )
         dq = cute.make_tensor(read.pointer("dq_sum", Float32, 16), layout)
-        return BackwardRows(per_row("lse_log2"), per_row("delta"), dq)
+        turns = None
+        if cutlass.const_expr(self.plan.deterministic):
+            layout = cute.make_layout((blocks, heads, batch))
+            turns = cute.make_tensor(read.pointer("turns", Int32, 4), layout)
+        return BackwardRows(per_row("lse_log2"), per_row("delta"), dq, turns)
 
     def _given(self, read: BackwardReader) -> ForwardResults:
         dtype = DTYPES[self.plan.dtype]

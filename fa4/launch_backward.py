@@ -80,15 +80,16 @@ def _block(
     addresses["dq_sum"] = workspace.data_ptr()
     addresses["lse_log2"] = addresses["dq_sum"] + sums * FLOAT_BYTES
     addresses["delta"] = addresses["lse_log2"] + rows * FLOAT_BYTES
+    addresses["turns"] = addresses["delta"] + rows * FLOAT_BYTES
     per_call = pack_backward_per_call(*(addresses.get(name, 0) for name in BACKWARD_PER_CALL))
     strides = tuple(tensors[name].stride() for name in STRIDED)
     return per_call + _rest(problem, plan, strides)
 
 
 def workspace_floats(problem: Problem, plan: HopperBackwardPlan) -> int:
-    """Size of the workspace: the sum of dQ, LSE and delta, by padded rows."""
+    """Size of the workspace: the sum of dQ, LSE and delta, by padded rows; turns, by blocks."""
     sums, rows = _row_counts(problem, plan)
-    return sums + 2 * rows
+    return sums + 2 * rows + (rows // plan.m_tile if plan.deterministic else 0)
 
 
 def _row_counts(problem: Problem, plan: HopperBackwardPlan) -> tuple[int, int]:

@@ -17,10 +17,10 @@ from fa4.launch_backward import BackwardTensors, backward
 from fa4.plan_backward import plan_backward, require_backward
 from fa4.problem import Problem
 
-Options = tuple[float | None, bool, int | None, int | None, float]
-"""softmax_scale, causal, window_left, window_right, softcap."""
-
-_OPTIONS = "float? softmax_scale, bool causal, int? window_left, int? window_right, float softcap"
+_OPTIONS = (
+    "float? softmax_scale, bool causal, int? window_left, int? window_right, float softcap, "
+    "bool deterministic"
+)
 _LIBRARY = torch.library.Library("fa4", "DEF")
 _LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 _LIBRARY.define(
@@ -32,7 +32,7 @@ _LIBRARY.define(
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Differentiable (out, lse), see `flash_attn_func`; `options` as in `Options`.
+    """Differentiable (out, lse), see `flash_attn_func`; `options` as in `api.Options`.
 
     Raises NotImplementedError where there is no backward kernel.
     """
@@ -53,7 +53,7 @@ def _arch(q: torch.Tensor) -> str:
 
 
 def _asked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: api.Options
 ) -> tuple[Problem, str]:
     """The problem and the architecture it runs on."""
     arch = _arch(q)
@@ -63,7 +63,7 @@ def _asked(
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scale, causal, left, right, softcap = options
+    scale, causal, left, right, softcap, _ = options  # O has the same bits always
     with torch.no_grad():
         return api.flash_attn_func(q, k, v, scale, causal, (left, right), softcap, return_lse=True)
 
@@ -76,7 +76,8 @@ def _attention_backward(
     v: torch.Tensor,
     *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    (out, lse), options = rest[:2], rest[2:]
+    (out, lse), options, deterministic = rest[:2], rest[2:-1], rest[-1]
+    options = (*options, deterministic or torch.are_deterministic_algorithms_enabled())
     problem, arch = _asked(q, k, v, options)
     if problem.empty:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)

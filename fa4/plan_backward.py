@@ -12,12 +12,13 @@ ARCHS = ("sm_90a",)
 
 
 def plan_backward(problem: Problem, arch: str) -> BasePlan:
-    """The plan for a problem; depends on head dims, dtype and the kind of mask only.
+    """The plan for a problem; depends on head dims, dtype and options only.
 
     Raises NotImplementedError for an architecture without a backward kernel.
     """
     require_backward(arch)
-    return _plan_backward((problem.head_dim, problem.head_dim_v), options_of(problem, arch))
+    options = (*options_of(problem, arch), ("deterministic", problem.deterministic))
+    return _plan_backward((problem.head_dim, problem.head_dim_v), options)
 
 
 def require_backward(arch: str) -> None:

@@ -56,9 +56,15 @@ class HopperBackwardPlan(BasePlan):
     """A plan for Hopper: warps that load and reduce, and warpgroups that compute."""
 
     tuning: HopperBackwardTuning
+    deterministic: bool  # the parts of dQ are added in a fixed order
 
     prefix = "fa4_bwd"
     q_tiles = 1  # every warp of a role takes part in every stage
+
+    @property
+    def name(self) -> str:
+        """Entry name of the kernel, for profilers."""
+        return super().name + ("_deterministic" if self.deterministic else "")
 
     @property
     def m_tile(self) -> int:
@@ -190,7 +196,7 @@ class HopperBackwardPlan(BasePlan):
 
 
 def hopper_backward_plan(dims: tuple[int, int], options: dict[str, object]) -> HopperBackwardPlan:
-    """The backward plan for unpadded head dims; `options` are the other fields of BasePlan."""
+    """The backward plan for unpadded head dims; `options` are its other fields."""
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
     if (head_dim, head_dim_v) not in TUNED:
         head_dim = head_dim_v = max(head_dim, head_dim_v)

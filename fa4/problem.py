@@ -27,7 +27,8 @@ class Problem:
     `-window_left <= j - (i + seqlen_k - seqlen_q) <= window_right`; `None` or a negative
     bound on input means unbounded and is stored as `None`. `causal` on input sets
     window_right to 0 and is stored as "window_right == 0". Scores are `scale * q.k`, then
-    `softcap * tanh(score / softcap)` unless softcap is 0.0.
+    `softcap * tanh(score / softcap)` unless softcap is 0.0. `deterministic`: the gradients have the
+    same bits in every run (those of O and LSE always do).
 
     Raises TypeError for a wrong type and ValueError for a value that no kernel accepts.
     """
@@ -45,6 +46,7 @@ class Problem:
     window_right: int | None
     softcap: float
     scale: float
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -52,6 +54,8 @@ class Problem:
         check_head_dims(self.head_dim, self.head_dim_v)
         if self.dtype not in DTYPES:
             raise TypeError(f"dtype is {self.dtype!r}; supported: {', '.join(DTYPES)}.")
+        if not isinstance(self.deterministic, bool):
+            raise TypeError(f"deterministic is {self.deterministic!r}; it must be True or False.")
         self._normalise_mask()
         self._normalise_numbers()
 

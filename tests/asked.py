@@ -14,6 +14,7 @@ def problem_of(
     window_size: tuple[int | None, int | None] = (None, None),
     softcap: float = 0.0,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> Problem:
     """The signature is that of `flash_attn_func`; `return_lse` does not change the problem."""
     return Problem(
@@ -24,4 +25,5 @@ def problem_of(
         window_right=window_size[1],
         softcap=softcap,
         scale=default_scale(q.shape[3]) if softmax_scale is None else softmax_scale,
+        deterministic=deterministic,
     )

@@ -162,7 +162,7 @@ def tuned(plan: BasePlan, changes: Mapping[str, Any]) -> BasePlan:
 
 
 def _ours(x: Inputs) -> Call:
-    options = (None, x.cell.causal, None, None, 0.0)
+    options = (None, x.cell.causal, None, None, 0.0, False)
     call = torch.ops.fa4.attention_backward
     return lambda: call(x.do, None, x.q, x.k, x.v, x.out, x.lse, *options)
 

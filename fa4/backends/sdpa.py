@@ -14,7 +14,6 @@ with a mask, in float32 or causal with unequal lengths go to its other backends 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn import attention as torch_attention
 from torch.nn.functional import pad
 
 from fa4 import ops
+from fa4.api import Options
 
 NAME = "fa4-kernels"
 EMULATED_NAME = "fa4-kernels-emulated"
@@ -160,7 +160,6 @@ def _backward(
 
     `saved` are out and lse.
     """
-    _alert_not_deterministic()
     (q, k, v), options = _ours(inputs, is_causal, scale)
     (out, lse), hidden = saved, inputs[1].shape[2] - k.shape[1]
     dq, dk, dv = torch.ops.fa4.attention_backward(
@@ -171,19 +170,9 @@ def _backward(
     return tuple(gradient.transpose(1, 2) for gradient in (dq, dk, dv))
 
 
-def _alert_not_deterministic() -> None:
-    """What `torch.use_deterministic_algorithms` asks of an operator that is not."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return
-    message = "The backward pass of fa4-kernels adds up dQ in no fixed order: not deterministic."
-    if not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(f"{message} Use warn_only=True, or sdpa.deactivate() and another one.")
-    warnings.warn(message, stacklevel=2)
-
-
 def _ours(
     inputs: Inputs, is_causal: bool, scale: float | None
-) -> tuple[tuple[torch.Tensor, ...], ops.Options]:
+) -> tuple[tuple[torch.Tensor, ...], Options]:
     """q, k, v (batch, seqlen, heads, head_dim) and the options of the same attention.
 
     SDPA's causal mask is aligned at the top left, ours at the bottom right: with fewer keys than
@@ -192,10 +181,10 @@ def _ours(
     q, k, v = (tensor.transpose(1, 2) for tensor in inputs)
     more = q.shape[1] - k.shape[1]
     if is_causal and more > 0:
-        return (q, k, v), (scale, False, None, more, 0.0)
+        return (q, k, v), (scale, False, None, more, 0.0, False)
     if is_causal and more < 0:
         k, v = k[:, :more], v[:, :more]
-    return (q, k, v), (scale, is_causal, None, None, 0.0)
+    return (q, k, v), (scale, is_causal, None, None, 0.0, False)
 
 
 def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

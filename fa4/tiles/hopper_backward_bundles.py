@@ -31,11 +31,13 @@ class BackwardRows:
 
     lse and delta (padded Sq, H, B): LSE in log2 units, +inf for rows that see no key, and
     rowsum(O dO) - dLSE. dq (floats of a block, block, H, B): accumulated in the order of registers.
+    turns (block, H, B): see DqTurn; None unless deterministic.
     """
 
     lse: cute.Tensor
     delta: cute.Tensor
     dq: cute.Tensor
+    turns: cute.Tensor | None
 
 
 @dataclass(frozen=True)

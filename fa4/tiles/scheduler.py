@@ -24,9 +24,9 @@ class WorkTile:
 class TileSchedule:
     """Static persistent schedule: CTA i takes tiles i, i + grid, i + 2 grid, ...
 
-    Heads are taken in sections whose keys and values fit in L2 together. Within a section the
-    longest tiles come first (causal: the last rows), so that the grid ends evenly, and all heads
-    of one length follow each other. See `tile_schedule`.
+    Heads are taken in sections whose keys and values fit in L2 together. Within a section all
+    heads of one m follow each other, and m ascends or descends: with the longest tiles first
+    (of a causal forward pass the last rows) the grid ends evenly. See `tile_schedule`.
 
     Divisors multiply and shift: a division by a number that only the launch knows takes 200 cycles,
     five of them in a row kept the load warp from its next tile.
@@ -39,7 +39,7 @@ class TileSchedule:
     section: Divisor  # heads whose K and V share L2
     last_section: Divisor  # those of the last section
     section_tiles: Divisor
-    longest_first: cutlass.Constexpr[bool]
+    descending: cutlass.Constexpr[bool]
 
     @property
     def num_tiles(self) -> Int32:
@@ -54,7 +54,7 @@ class TileSchedule:
         m, head = divmod(within, self.section)
         if first + self.section.divisor > self.num_heads:
             m, head = divmod(within, self.last_section)
-        if cutlass.const_expr(self.longest_first):
+        if cutlass.const_expr(self.descending):
             m = self.num_m - 1 - m
         batch, head = divmod(first + head, self.heads)
         return WorkTile(m=m, head=head, head_kv=head // self.group, batch=batch)
@@ -67,7 +67,7 @@ def tile_schedule(
     heads_kv: Int32,
     batch: Int32,
     section: Int32,
-    longest_first: cutlass.Constexpr[bool],
+    descending: cutlass.Constexpr[bool],
 ) -> TileSchedule:
     """The schedule of `num_m` tiles for each of `heads * batch`, in sections of so many heads."""
     num_heads = heads * batch
@@ -77,4 +77,4 @@ def tile_schedule(
     group = heads // heads_kv
     divisors = (cute.fast_divmod_create_divisor_v2(n) for n in (heads, group, section, last))
     section_tiles = cute.fast_divmod_create_divisor_v2(section * num_m)
-    return TileSchedule(num_m, num_heads, *divisors, section_tiles, longest_first)
+    return TileSchedule(num_m, num_heads, *divisors, section_tiles, descending)

@@ -7,6 +7,7 @@ import torch
 from torch.nn import attention as torch_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from fa4 import emulator
 from fa4.backends import sdpa as backend
 
 Tensors = tuple[torch.Tensor, ...]
@@ -151,17 +152,16 @@ def test_blackwell_refuses_a_gradient_in_the_forward_pass(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("active")
-def test_deterministic_algorithms_are_not_promised() -> None:
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_deterministic_algorithms_are_taken_where_torch_asks_for_them(warn_only: bool) -> None:
     q, k, v = (t.requires_grad_() for t in draw(70, 70))
-    try:
-        torch.use_deterministic_algorithms(True)
-        with pytest.raises(RuntimeError, match="not deterministic"):
+    with emulator.session(arch="sm_90a") as emulated:
+        try:
+            torch.use_deterministic_algorithms(True, warn_only=warn_only)
             sdpa(q, k, v).sum().backward()
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        with pytest.warns(UserWarning, match="not deterministic"):
-            sdpa(q, k, v).sum().backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert "deterministic" in emulated.launches[-1].name
 
 
 def test_kernels_of_cuda_tensors_have_the_signatures_of_torch() -> None:

@@ -8,7 +8,7 @@ import fa4
 from fa4 import ops
 from tests.backward.gradients import differentiate, draw, upstream
 
-OPTIONS = (None, True, None, None, 0.0)
+OPTIONS = (None, True, None, None, 0.0, False)
 
 
 def leaves() -> tuple[torch.Tensor, ...]:

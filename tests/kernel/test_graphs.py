@@ -89,8 +89,8 @@ import torch, fa4
 from fa4 import api
 torch.manual_seed(0)
 q, k, v = (torch.randn(2, 700, 8, 128, device="cuda").bfloat16() for _ in "qkv")
-options = (None, None, True, None, None, 0.0)
-api._prepare(api.layouts_of(q, k, v), *options, with_lse=False)
+options = (None, True, None, None, 0.0, False)
+api._prepare(api.layouts_of(q, k, v), None, False, *options)
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     outs = [fa4.flash_attn_func(q, k, v, causal=True) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""First kernel of a backward pass: what each query row needs, and zeros for dQ's sum."""
+"""First kernel of a backward pass: what each query row needs, and zeros to count and add from."""
 
 from __future__ import annotations
 
@@ -55,6 +55,9 @@ class Preprocess:
             number // blocks // heads,
         )
         self._clear(rows.dq[None, block, head, batch], thread)
+        if cutlass.const_expr(self.plan.deterministic):
+            if thread == 0:
+                rows.turns[block, head, batch] = 0
         per_pass = THREADS // self.lanes
         for i in cutlass.range_constexpr(self.plan.m_tile // per_pass):
             row = block * self.plan.m_tile + i * per_pass + thread // self.lanes

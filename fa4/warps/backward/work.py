@@ -31,3 +31,12 @@ class BackwardWork:
     def blocks(self, tile: WorkTile) -> BlockRange:
         """The query blocks, the same for every head of the group."""
         return self.visibility.blocks(tile.m * self.visibility.see.n_block)
+
+    def later_keys(self, tile: WorkTile, block: Int32) -> Int32:
+        """How many of the key blocks behind this CTA's see a block of queries that it sees, too.
+
+        Those of a block of queries are consecutive, and the last one is its bottom row's.
+        """
+        m_block = self.visibility.m_block
+        _, last = self.visibility.see.blocks(block * m_block, m_block)
+        return last - 1 - tile.m

@@ -11,7 +11,9 @@ from cutlass import Int32
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.bulk import add_floats
+from fa4.tiles.dq_turn import DqTurn
 from fa4.tiles.hopper_backward_bundles import BackwardRows, BackwardSmem
+from fa4.tiles.scheduler import WorkTile
 from fa4.warps.backward.work import BackwardWork
 
 
@@ -19,7 +21,8 @@ from fa4.warps.backward.work import BackwardWork
 class BackwardReduce:
     """dQ += over all key blocks, in float32, by bulk reductions.
 
-    Waits: dq_written. Signals: its release. Registers: plan.roles["reduce"].
+    Waits: dq_written and, if deterministic, for its turn among the CTAs. Signals: the release of
+    dq_written, the next turn. Registers: plan.roles["reduce"].
     """
 
     plan: HopperBackwardPlan
@@ -40,9 +43,25 @@ class BackwardReduce:
             head = tile.head * work.group + i
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
                 pipes.dq_written.wait(0, phase)
+                turn = self._turn(rows, work, (block, head, tile))
                 if cute.arch.lane_idx() == 0:
+                    if cutlass.const_expr(self.plan.deterministic):
+                        turn.take()
                     add_floats(smem.dq, rows.dq[None, block, head, tile.batch])
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 pipes.dq_written.release(0)
+                if cutlass.const_expr(self.plan.deterministic):
+                    if cute.arch.lane_idx() == 0:
+                        turn.hand_on()
                 phase ^= 1
         cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+    def _turn(
+        self, rows: BackwardRows, work: BackwardWork, where: tuple[Int32, Int32, WorkTile]
+    ) -> DqTurn | None:
+        """where: (block of queries, head, the CTA's block of keys)."""
+        if not self.plan.deterministic:
+            return None
+        block, head, tile = where
+        layout, counters = rows.turns.layout, rows.turns.iterator
+        return DqTurn(counters + layout((block, head, tile.batch)), work.later_keys(tile, block))

@@ -1,0 +1,44 @@
+"""Whose turn it is to add to a block of dQ, where gradients must have the same bits every time.
+
+A float32 sum depends on its order. So the key blocks that a block of queries sees add their parts
+from the last one to the first, and a counter in global memory says how many have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+
+@dataclass(frozen=True)
+class DqTurn:
+    """The turn of one key block at one block of queries; for one thread, which also adds.
+
+    `earlier` key blocks come before. Theirs are CTAs of smaller numbers, see BackwardHost: CTAs
+    start in the order of their numbers, so each waits for some that have started, and the first
+    one for none. CUDA does not promise that order; every GPU so far keeps it.
+    """
+
+    counter: cute.Pointer
+    earlier: Int32
+
+    @cute.jit
+    def take(self) -> None:
+        """Wait until all earlier key blocks have added theirs."""
+        added = cute.arch.load(self.counter, Int32, sem="acquire", scope="gpu")
+        while added != self.earlier:
+            added = cute.arch.load(self.counter, Int32, sem="acquire", scope="gpu")
+        # what was acquired orders this thread; bulk reductions are of another proxy
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def hand_on(self) -> None:
+        """Let the next key block add, once this one's part is in global memory.
+
+        The end of a bulk operation is its own proxy fence (PTX ISA, async proxy), but only a wait
+        for its writes, not for its reads, observes that end.
+        """
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
+        cute.arch.store(self.counter, self.earlier + 1, sem="release", scope="gpu")
