@@ -1,4 +1,4 @@
-"""A launch: clusters in grid order, each run by its schedule, and the counts at the end."""
+"""A launch: its clusters, each run by its schedule, and the counts at the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .checker.checker import ClusterChecker, LaunchChecker
 from .checker.findings import CheckError
 from .cta import Cta
 from .engines import Engines
-from .errors import DeadlockError, EmulatorError, LaunchError
+from .errors import EmulatorError, LaunchError
 from .memory import GlobalMemory
 from .program import Launch, Program, RunStats, Schedule
-from .report import deadlock_report
+from .residents import Residents
 from .schedule import make_scheduler
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ class Cluster:
         """A time that only moves forward: progress so far."""
         return self.events
 
-    def run(self) -> str:
-        """Runs until "done", "blocked" (nothing can move) or "spinning" (warps poll memory)."""
-        return self.scheduler.run()
+    def run(self, turns: float) -> str:
+        """Runs until "done", "blocked" (nothing can move), "spinning" (warps poll memory), or
+        "paused" after so many turns."""
+        return self.scheduler.run(turns)
 
     def finish(self) -> None:
         """Effects still in flight happen; tensor memory must be free."""
@@ -103,6 +104,7 @@ class Machine:
         ]
         self.waiting.reverse()
         self.started = 0
+        self.residents = Residents(self)
         self.counts: dict[tuple[int, str], int] = Counter()
         self.mmas = 0
 
@@ -151,7 +153,8 @@ class Machine:
         """Runs the grid. An error of a checked run also tells what was found before it."""
         begin = time.perf_counter()
         try:
-            self._run_clusters()
+            with np.errstate(all="ignore"):
+                self.residents.run()
         except EmulatorError as error:
             if self.checker is not None and self.checker.findings:
                 found = CheckError({self.kernel.name: list(self.checker.findings.values())})
@@ -159,45 +162,19 @@ class Machine:
             raise
         return self._stats(time.perf_counter() - begin)
 
-    def _run_clusters(self) -> None:
-        """Runs clusters one after another; one that polls memory lets later ones start."""
-        stalled: list[Cluster] = []
-        with np.errstate(all="ignore"):
-            while self.waiting or stalled:
-                if self.waiting:
-                    cluster = Cluster(self, self.waiting.pop(), self.started)
-                    self.started += 1
-                    if not self._advance(cluster):
-                        stalled.append(cluster)
-                        continue
-                elif not stalled:
-                    break
-                stalled = self._retry(stalled)
+    def progress(self) -> int:
+        """How often anything has changed in any cluster."""
+        return self.residents.progress()
 
-    def _advance(self, cluster: Cluster) -> bool:
-        """Runs a cluster as far as it goes. True when it has ended."""
-        state = cluster.run()
-        if state == "done":
-            cluster.finish()
-            self._collect(cluster)
-            return True
-        if state == "blocked":
-            raise DeadlockError(deadlock_report(cluster, spinning=False))
-        return False
+    def start(self, origin: tuple[int, int, int]) -> Cluster:
+        """The next cluster, at a place in the grid."""
+        cluster = Cluster(self, origin, self.started)
+        self.started += 1
+        return cluster
 
-    def _retry(self, stalled: list[Cluster]) -> list[Cluster]:
-        """Lets polling clusters go on after another one has ended."""
-        remaining = list(stalled)
-        while remaining:
-            before = [cluster.events for cluster in remaining]
-            remaining = [cluster for cluster in remaining if not self._advance(cluster)]
-            if [cluster.events for cluster in remaining] == before:
-                if self.waiting:
-                    return remaining
-                raise DeadlockError(deadlock_report(remaining[0], spinning=True))
-        return remaining
-
-    def _collect(self, cluster: Cluster) -> None:
+    def collect(self, cluster: Cluster) -> None:
+        """A cluster's warps have ended: its last effects, and its counts."""
+        cluster.finish()
         self.mmas += cluster.mmas
         for cta in cluster.ctas:
             for team in cta.teams:

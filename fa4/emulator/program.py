@@ -83,14 +83,20 @@ class Schedule:
     `random`: any runnable warp or effect.  `priority`: strict random priorities per warp and per
     asynchronous engine, changed at a few random moments (probabilistic concurrency testing).
     A run is a function of (kind, seed); `early` and `late` ignore the seed.
+
+    resident: how many clusters run side by side. `early`: in turn, `late`: the newest that can,
+    else as the seed says. None: one after another, unless one polls global memory.
     """
 
     kind: Literal["early", "late", "random", "priority"] = "early"
     seed: int = 0
+    resident: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"schedule kind {self.kind!r} is unknown; use one of {KINDS}")
+        if self.resident is not None and self.resident < 1:
+            raise ValueError(f"resident={self.resident}: at least one cluster must run, or None")
 
 
 @dataclass

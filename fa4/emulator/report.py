@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .barriers import Mbarrier
 from .ptx.syntax import Instruction
-from .waits import BarrierWait, MbarrierWait, PhaseEntry
+from .waits import BarrierWait, MbarrierWait, PhaseEntry, PollWait
 
 if TYPE_CHECKING:
     from .cta import Cta
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HEADER = ("CTA", "warp", "role", "waits for", "state", "should signal", "at")
 
 
-def deadlock_report(cluster: Cluster, spinning: bool) -> str:
+def deadlock_report(cluster: Cluster, reason: str) -> str:
     """A table with one row per waiting set of warps."""
     rows = [_HEADER]
     for cta in cluster.ctas:
@@ -27,9 +27,6 @@ def deadlock_report(cluster: Cluster, spinning: bool) -> str:
     lines = [
         "  ".join(c.ljust(n) for c, n in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    reason = "no warp can make progress"
-    if spinning:
-        reason = "warps poll memory that nobody changes (clusters run in grid order)"
     name = cluster.machine.kernel.name
     return f"deadlock in kernel {name}: {reason}\n" + "\n".join(lines)
 
@@ -92,7 +89,8 @@ def _named_state(cta: Cta, barrier) -> tuple[str, str]:
 def _place(cta: Cta, group: Group) -> str:
     """The instruction in which a group waits (it ends the block before), or stands."""
     block = cta.translation.blocks[group.pc].block
-    index = block.start if group.wait is None else block.start - 1
+    here = group.wait is None or isinstance(group.wait, PollWait)
+    index = block.start if here else block.start - 1
     instructions = cta.translation.kernel.instructions
     if not 0 <= index < len(instructions):
         return ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .program import Schedule
 from .team import Team
+from .waits import PollWait
 
 if TYPE_CHECKING:
     from .machine import Cluster
@@ -22,39 +23,43 @@ class Scheduler:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.idle = self.vain = 0  # blocks and rounds without progress
 
     def teams(self) -> list[Team]:
         """The teams that have not ended."""
         return [team for cta in self.cluster.ctas for team in cta.teams if team.groups]
 
-    def run(self) -> str:
-        """Returns "done", "blocked" or "spinning"."""
-        idle = vain = 0
-        while True:
+    def run(self, turns: float) -> str:
+        """Returns "done", "blocked", "spinning", or "paused" after so many turns."""
+        while turns > 0:
+            turns -= 1
             teams = self.teams()
             if not teams:
                 return "done"
             events = self.cluster.events
             blocks = self.turn(teams)
             if self.cluster.events != events:
-                idle = vain = 0
+                self.idle = self.vain = 0
                 continue
-            idle += blocks
-            if idle > _IDLE_BLOCKS:
+            self.idle += blocks
+            if self.idle > _IDLE_BLOCKS:
+                self.idle = self.vain = 0
                 return "spinning"
-            if blocks and idle < _POLLING_BLOCKS:
+            if blocks and self.idle < _POLLING_BLOCKS:
                 continue
             if self.cluster.engines.step():
-                idle = vain = 0
+                self.idle = self.vain = 0
                 continue
             if blocks:
                 continue
             if self._part_some(teams):
-                vain = 0
+                self.vain = 0
                 continue
-            vain += 1
-            if vain > _VAIN_WAITS or not self._give_up(teams):
-                return "blocked"
+            self.vain += 1
+            if self.vain > _VAIN_WAITS or not self._give_up(teams):
+                self.vain = 0
+                return "spinning" if self._poll(teams) else "blocked"
+        return "paused"
 
     def turn(self, teams: list[Team]) -> int:
         """Lets each team run until it waits. Returns the blocks run."""
@@ -80,6 +85,10 @@ class Scheduler:
                     group.wait = None
                     gave_up = True
         return gave_up
+
+    def _poll(self, teams: list[Team]) -> bool:
+        """Whether some of them wait for memory that others may change."""
+        return any(isinstance(g.wait, PollWait) for team in teams for g in team.groups)
 
     def _part(self, team: Team) -> bool:
         """Splits a team in which only some warps' barriers have completed."""

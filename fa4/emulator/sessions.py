@@ -81,6 +81,7 @@ class Session:
     device: Device | None = None
     observer: Observer | None = None
     check: bool = False
+    resident: int | None = None
     launches: list[LaunchRecord] = field(default_factory=list)
     name: ClassVar[str] = "fa4.emulator.session()"
     takes: ClassVar[str] = "cpu"  # the kind of device that the tensors of its launches are on
@@ -145,7 +146,7 @@ class Session:
             *(raw.grid, raw.block, raw.cluster, raw.smem_bytes, params),
             sm_count=self.device.num_sms,
         )
-        schedule = Schedule(self.schedule, self.seed)
+        schedule = Schedule(self.schedule, self.seed, self.resident)
         stats = program.run(launch, memory, schedule, self.labels, self.observer, check=self.check)
         self.launches.append(
             LaunchRecord(raw.kernel.name, raw.grid, raw.block, raw.cluster, raw.smem_bytes, stats)
@@ -195,6 +196,7 @@ def session(
     num_sms: int | None = None,
     observer: Observer | None = None,
     check: bool = False,
+    resident: int | None = None,
 ) -> Session:
     """Open an emulator session: any function of the CuTe DSL called inside runs on the CPU.
 
@@ -214,6 +216,10 @@ def session(
     its end, and until then they are in each launch's `stats.findings`. It takes about three times
     as long.
 
+    `resident` CTAs (clusters of them) run side by side, as on a GPU of so many SMs: for kernels
+    whose CTAs wait for each other through global memory, or change it in any order. None runs one
+    after another in grid order, and starts later ones where one polls.
+
     Tensors live in host memory; CPU tensors given to `from_dlpack` or to a TVM-FFI function count
     as CUDA tensors. Compile inside the session, or before it inside `keep_ptx()`. Errors of the
     engine (`EmulatorError`) come out of the call as they are. Sessions nest; the innermost counts.
@@ -221,7 +227,7 @@ def session(
     device = DEVICES.get(arch)
     if device is not None and num_sms is not None:
         device = replace(device, num_sms=num_sms)
-    return Session(schedule, seed, arch, labels, device, observer, check)
+    return Session(schedule, seed, arch, labels, device, observer, check, resident)
 
 
 open_sessions: list[Session] = []  # innermost last; the hook opens and closes them

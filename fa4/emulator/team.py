@@ -13,6 +13,7 @@ import numpy as np
 
 from .errors import EmulatorError
 from .special import special_value, symbol_address
+from .waits import PollWait
 
 if TYPE_CHECKING:
     from .cta import Cta
@@ -65,6 +66,7 @@ class Team:
         self.acting: np.ndarray | None = None  # lanes whose arrival is being counted
         self.hits = [0] * len(cta.translation.blocks)
         self.diverged = 0
+        self.loop: tuple[int, int, list[bytes]] = (-1, 0, [])  # see _polls
         self.cache: dict[object, np.ndarray] = {}
         self.checker = cta.checker
         self.at = 0  # with a checker: the instruction that is being executed
@@ -203,17 +205,31 @@ class Team:
             pc = blocks[pc].full(self, slots, constants)
             if pc < 0:
                 return fuel
+            if pc == group.pc and self._polls(pc):
+                group.wait = PollWait(self.cta.cluster.machine.progress)
+                return fuel
             if stop is not None and stop():
                 break
         group.pc = pc
         return fuel
+
+    def _polls(self, pc: int) -> bool:
+        """Whether the block that jumps to itself found and left all as it did before."""
+        events, (before, then, values) = self.cta.cluster.events, self.loop
+        now = []
+        if (before, then) == (pc, events):
+            now = [self.slots[s].tobytes() for s in self.cta.translation.live_slots(pc)]
+        self.loop = (pc, events, now)
+        return bool(now) and now == values
 
     def _run_masked(self, group: Group, fuel: int) -> int:
         block = self.cta.translation.blocks[group.pc]
         for position in self._present(group).tolist():
             self.warps[position].hits[group.pc] += 1
         pc = block.masked(self, self.slots, self.constants, group.mask)
-        if pc >= 0:
+        if pc == group.pc and self._polls(pc):
+            group.wait = PollWait(self.cta.cluster.machine.progress)
+        elif pc >= 0:
             group.pc = pc
         self.diverged += 1
         if len(self.groups) > 1:

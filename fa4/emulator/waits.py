@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -219,6 +220,22 @@ class GroupWait(Wait):
 
     def target(self) -> str:
         return f"{self.name} copies"
+
+
+class PollWait(Wait):
+    """A loop that reads memory and has changed nothing: it will not, until something else does.
+
+    `progress`: how often anything of the launch has changed so far.
+    """
+
+    def __init__(self, progress: Callable[[], int]) -> None:
+        self.progress, self.seen = progress, progress()
+
+    def ready(self) -> bool:
+        return self.progress() != self.seen
+
+    def target(self) -> str:
+        return "memory that it polls"
 
 
 class RegisterWait(Wait):

@@ -14,7 +14,8 @@ from cutlass import Int32
 
 @dataclass(frozen=True)
 class DqTurn:
-    """The turn of one key block at one block of queries; for one thread, which also adds.
+    """The turn of one key block at one block of queries. Lane 0 of a warp takes it, adds, and
+    hands it on.
 
     `earlier` key blocks come before. Theirs are CTAs of smaller numbers, see BackwardHost: CTAs
     start in the order of their numbers, so each waits for some that have started, and the first
@@ -26,7 +27,7 @@ class DqTurn:
 
     @cute.jit
     def take(self) -> None:
-        """Wait until all earlier key blocks have added theirs."""
+        """For lane 0: wait until all earlier key blocks have added theirs."""
         added = cute.arch.load(self.counter, Int32, sem="acquire", scope="gpu")
         while added != self.earlier:
             added = cute.arch.load(self.counter, Int32, sem="acquire", scope="gpu")
@@ -35,10 +36,11 @@ class DqTurn:
 
     @cute.jit
     def hand_on(self) -> None:
-        """Let the next key block add, once this one's part is in global memory.
+        """For the warp: let the next key block add, once this one's part is in global memory.
 
         The end of a bulk operation is its own proxy fence (PTX ISA, async proxy), but only a wait
         for its writes, not for its reads, observes that end.
         """
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
-        cute.arch.store(self.counter, self.earlier + 1, sem="release", scope="gpu")
+        if cute.arch.lane_idx() == 0:
+            cute.arch.cp_async_bulk_wait_group(0, read=False)
+            cute.arch.store(self.counter, self.earlier + 1, sem="release", scope="gpu")

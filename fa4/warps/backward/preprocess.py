@@ -56,8 +56,7 @@ class Preprocess:
         )
         self._clear(rows.dq[None, block, head, batch], thread)
         if cutlass.const_expr(self.plan.deterministic):
-            if thread == 0:
-                rows.turns[block, head, batch] = 0
+            self._count_from_zero(rows.turns, (block, head, batch), thread)
         per_pass = THREADS // self.lanes
         for i in cutlass.range_constexpr(self.plan.m_tile // per_pass):
             row = block * self.plan.m_tile + i * per_pass + thread // self.lanes
@@ -75,6 +74,13 @@ class Preprocess:
         vectors = cute.zipped_divide(block, (VECTOR,))
         for i in cutlass.range_constexpr(self.plan.dq_block_floats // (VECTOR * THREADS)):
             cute.autovec_copy(zeros, vectors[None, i * THREADS + thread])
+
+    @cute.jit
+    def _count_from_zero(
+        self, turns: cute.Tensor, where: tuple[Int32, Int32, Int32], thread: Int32
+    ) -> None:
+        if thread == 0:
+            turns[where] = 0
 
     @cute.jit
     def _product(

@@ -51,8 +51,7 @@ class BackwardReduce:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 pipes.dq_written.release(0)
                 if cutlass.const_expr(self.plan.deterministic):
-                    if cute.arch.lane_idx() == 0:
-                        turn.hand_on()
+                    turn.hand_on()
                 phase ^= 1
         cute.arch.cp_async_bulk_wait_group(0, read=False)
 

@@ -1,0 +1,205 @@
+"""deterministic=True: gradients have the same bits in whatever order CTAs and effects go on."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from unittest import mock
+
+import pytest
+import torch
+
+import fa4
+from fa4 import emulator
+from fa4.emulator.errors import DeadlockError
+from fa4.emulator.program import Program
+from fa4.plan import plan_forward
+from fa4.plan_backward import plan_backward
+from fa4.problem import example_problem
+from tests.backward.gradients import Tensors, check, draw, upstream
+
+# schedule, seed, CTAs side by side (1: no CTA needs one that starts later)
+ORDERS = [
+    ("early", 0, 1),
+    ("late", 0, 3),
+    *(("random", seed, 4) for seed in range(2)),
+    *(("priority", seed, 4 + seed) for seed in range(3)),
+]
+KERNELS = {  # head dims that are computed in different ways, and four blocks of keys
+    "own keys": ((64, 64), 400),
+    "scores ahead": ((96, 96), 400),
+    "columns split": ((192, 128), 230),
+}
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window_size": (150, 20)},
+    "left": {"window_size": (200, None)},
+}
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward pass that can be run again and again."""
+
+    leaves: Tensors
+    out: torch.Tensor
+    grad_out: torch.Tensor
+
+    def run(self, schedule: str, seed: int, resident: int | None) -> Tensors:
+        with emulator.session(schedule, seed, arch="sm_90a", resident=resident):
+            return self.gradients()
+
+    def gradients(self) -> Tensors:
+        return torch.autograd.grad(self.out, self.leaves, self.grad_out, retain_graph=True)
+
+    def remarks(self) -> list[str]:
+        """What the checker says of the main kernel but for findings, which it raises."""
+        with emulator.session("random", 1, arch="sm_90a", resident=4, check=True) as checked:
+            self.gradients()
+        return checked.launches[1].stats.remarks
+
+
+def backward(inputs: Tensors, deterministic: bool = True, **options: object) -> Backward:
+    leaves = tuple(t.detach().requires_grad_() for t in inputs)
+    out = fa4.flash_attn_func(*leaves, deterministic=deterministic, **options)
+    return Backward(leaves, out, upstream(inputs)[0])
+
+
+def same(some: Tensors, others: Tensors) -> bool:
+    return all(a.equal(b) for a, b in zip(some, others, strict=True))
+
+
+def assert_same_bits(made: Backward) -> None:
+    expected = made.run("early", 0, None)
+    for order in ORDERS:
+        assert same(made.run(*order), expected), order
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_same_bits(kernel: str) -> None:
+    dims, keys = KERNELS[kernel]
+    assert_same_bits(backward(draw((150, keys), dims=dims), causal=True))
+
+
+@pytest.mark.parametrize("mask", [mask for mask in MASKS if mask != "causal"])
+@pytest.mark.parametrize("lengths", [(150, 400), (400, 260)], ids=str)
+def test_same_bits_with_other_masks(mask: str, lengths: tuple[int, int]) -> None:
+    """Rows without a key, and key blocks that only some rows see; two heads share keys."""
+    assert_same_bits(backward(draw(lengths), **MASKS[mask]))
+
+
+def test_other_kernels_do_not_have_the_same_bits() -> None:
+    """The control: under these orders the bits of dQ do depend on them otherwise."""
+    made = backward(draw((150, 400)), deterministic=False)
+    expected = made.run("early", 0, None)
+    found = [made.run(*order) for order in ORDERS]
+    assert not all(dq.equal(expected[0]) for dq, _, _ in found)
+    assert all(same(got[1:], expected[1:]) for got in found)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256)], ids=str)
+def test_gradients_are_right(dims: tuple[int, int], mask: str) -> None:
+    check(draw((200, 300), dims=dims), deterministic=True, **MASKS[mask])
+
+
+@pytest.mark.parametrize("lengths", [(1, 300), (300, 1), (300, 130), (7, 200)], ids=str)
+def test_lengths(lengths: tuple[int, int]) -> None:
+    check(draw(lengths, heads=(4, 2), batch=2), deterministic=True, causal=True)
+
+
+# ---- what orders the sums is needed
+
+ANY_ORDER = "floats are added to memory in no fixed order"
+
+
+def replaced(pattern: str, replacement: str | Callable[[re.Match], str]) -> object:
+    """A context in which all matches in the PTX of a kernel, of which there are some, differ."""
+    original = Program.from_ptx
+
+    def from_ptx(ptx: str, entry: str) -> Program:
+        changed, count = re.subn(pattern, replacement, ptx)
+        assert count
+        return original(changed, entry)
+
+    return mock.patch.object(Program, "from_ptx", staticmethod(from_ptx))
+
+
+def test_the_checker_sees_an_order() -> None:
+    assert not any(ANY_ORDER in remark for remark in backward(draw((150, 400))).remarks())
+    other = backward(draw((150, 400)), deterministic=False)
+    assert any(ANY_ORDER in remark for remark in other.remarks())
+
+
+@pytest.mark.parametrize("strong", ["ld.acquire", "st.release"])
+def test_the_checker_misses_an_acquire_or_a_release(strong: str) -> None:
+    made = backward(draw((150, 400)))
+    with replaced(re.escape(f"{strong}.gpu"), f"{strong[:2]}.relaxed.gpu"):
+        assert any(ANY_ORDER in remark for remark in made.remarks())
+
+
+LOOK = r"ld\.acquire\.gpu\S*\s+(%r\d+), \[%rd\d+\];(?:\s*\.loc.*)*\s*"
+
+
+def success(match: re.Match) -> str:
+    """The comparison of the counter says that it is the right one."""
+    return f"mov.pred {match[3]}, {int(match[2] == 'eq')};"
+
+
+CHANGES = {
+    "no wait for the turn": (LOOK + r"setp\.(eq|ne)\.\S+\s+(%p\d+), \1,.*;", success),
+    "handed on before the sum": (
+        r"cp\.async\.bulk\.wait_group\s+0;((?:\s*\.loc.*|[^;$]*;)*?\s*st\.release)",
+        r"\1",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_bits_differ_without(change: str) -> None:
+    made = backward(draw((150, 400)))
+    expected = made.run("early", 0, None)
+    orders = [*ORDERS, *((kind, n, 4) for n in range(3, 8) for kind in ("priority", "random"))]
+    with replaced(*CHANGES[change]):
+        assert not all(same(made.run(*order), expected) for order in orders)
+
+
+def test_a_turn_that_never_comes_is_a_deadlock() -> None:
+    made = backward(draw((150, 400)))
+    with (
+        replaced(r"st\.release\.gpu.*;", ""),
+        pytest.raises(DeadlockError, match=r"(?s)poll memory.*reduce.*dq_turn\.py"),
+    ):
+        made.run("random", 0, 4)
+
+
+# ---- who asks for it
+
+
+def test_plans_of_the_backward_alone_depend_on_it() -> None:
+    problems = [example_problem(64, deterministic=each) for each in (False, True)]
+    names = [plan_backward(problem, "sm_90a").name for problem in problems]
+    assert names[1] == f"{names[0]}_deterministic"
+    assert len({plan_forward(problem, "sm_90a") for problem in problems}) == 1
+
+
+def test_torch_may_ask_for_it() -> None:
+    made = backward(draw((70, 90)), deterministic=False)
+    with emulator.session(arch="sm_90a") as emulated:
+        try:
+            torch.use_deterministic_algorithms(True)
+            made.gradients()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        made.gradients()
+    told = ["deterministic" in launch.name for launch in emulated.launches]
+    assert told == [True] * 3 + [False] * 3
+
+
+def test_what_is_no_flag_is_refused() -> None:
+    q, k, v = draw((8, 8))
+    with pytest.raises(TypeError, match="deterministic is 1; it must be True or False"):
+        fa4.flash_attn_func(q, k, v, deterministic=1)
+    with pytest.raises(TypeError, match="deterministic is 1; it must be True or False"):
+        fa4.flash_attn_func(q.requires_grad_(), k, v, deterministic=1)
+    assert not fa4.can_implement(q, k, v, deterministic=1)
