@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ..team import Team
 
 
+_FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
+
+
 class Rules:
     """What a kernel is held to, by the instructions it has.
 
@@ -48,6 +51,7 @@ class Rules:
         self.load_waits = any(opcode.startswith("tcgen05.wait::ld") for opcode in opcodes)
         self._strengths = [strength_of(instruction.parts) for instruction in instructions]
         self._overwriting = ["exch" in instruction.parts for instruction in instructions]
+        self._sums = [_adds_floats(instruction.parts) for instruction in instructions]
         self.relaxed = ["relaxed" in instruction.parts for instruction in instructions]
         self.remarks: list[str] = []
         if loads and not self.tensor_fences:
@@ -68,6 +72,15 @@ class Rules:
     def overwrites(self, site: int) -> bool:
         """Whether an atomic leaves behind a value that does not depend on the old one."""
         return self._overwriting[site]
+
+    def sums(self, site: int) -> bool:
+        """Whether it adds floats to memory, so that the order of several matters."""
+        return self._sums[site]
+
+
+def _adds_floats(parts: tuple[str, ...]) -> bool:
+    reduces = parts[0] in ("red", "atom", "multimem") or parts[:2] == ("cp", "reduce")
+    return reduces and "add" in parts and not _FLOATS.isdisjoint(parts)
 
 
 @lru_cache(maxsize=64)
@@ -200,10 +213,19 @@ class ClusterChecker:
         records = self.globals.records if memory == "global memory" else self.records
         if kind != "unwritten":
             harmless = records.strong[old] & records.strong[new]
+            self._remark_sums(records, old[harmless], new[harmless])
             harmless |= records.narrow[old] & records.narrow[new]
             old, new = old[~harmless], new[~harmless]
         for first, second in sorted(set(zip(old.tolist(), new.tolist(), strict=True))):
             self.naming.race((memory, records), kind, first, second)
+
+    def _remark_sums(self, records: Records, old: np.ndarray, new: np.ndarray) -> None:
+        """Of accesses that need no order, those whose order changes the result."""
+        for first, second in sorted(set(zip(old.tolist(), new.tolist(), strict=True))):
+            sites = [int(records.site[number]) for number in (first, second)]
+            if all(map(self.rules.sums, sites)):
+                words = "floats are added to memory in no fixed order: the sum may differ by run"
+                self.remark(int(records.slot[second]), sites[1], words)
 
     def misuse(self, w: Team, slot: int, message: str) -> None:
         """A fault of the instruction that is being executed."""
