@@ -81,7 +81,8 @@ def test_arguments_reach_the_problem(launches):
 def test_names_follow_flash_attention():
     parameters = list(inspect.signature(fa4.flash_attn_func).parameters)
     assert parameters == [
-        *("q", "k", "v", "softmax_scale", "causal", "window_size", "softcap", "return_lse")
+        *("q", "k", "v", "softmax_scale", "causal", "window_size", "softcap", "return_lse"),
+        "deterministic",
     ]
 
 

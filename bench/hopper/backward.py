@@ -47,16 +47,24 @@ def main(argv: list[str]) -> int:
         default=[],
         help="changes to the tuning to time as well, e.g. \"{'m_block': 64}\"",
     )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="time deterministic=True as well"
+    )
     arguments = parser.parse_args(argv)
     end = time.monotonic() + arguments.seconds
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     tunings = [ast.literal_eval(text) for text in arguments.tunings]
     cells = [parse_cell(text) for text in arguments.cells]
     trials = list(_trials(arguments))
-    _compile_all(cells, tunings, trials)
+    problems = [_problem(cell) for cell in cells]
+    both = (False, True)[: 1 + arguments.deterministic]
+    _compile_all([replace(p, deterministic=d) for p in problems for d in both], tunings, trials)
+    variants = {str(changes): partial(_tuned, changes=changes) for changes in tunings}
+    if arguments.deterministic:
+        variants["deterministic"] = partial(_ours, deterministic=True)
     for cell in cells:
         if time.monotonic() < end:
-            time_cell(cell, tunings)
+            time_cell(cell, variants)
     failures = done = 0
     for trial in trials:
         if time.monotonic() > end:
@@ -161,8 +169,8 @@ def tuned(plan: BasePlan, changes: Mapping[str, Any]) -> BasePlan:
     return replace(plan, tuning=replace(plan.tuning, **changes))
 
 
-def _ours(x: Inputs) -> Call:
-    options = (None, x.cell.causal, None, None, 0.0, False)
+def _ours(x: Inputs, deterministic: bool = False) -> Call:
+    options = (None, x.cell.causal, None, None, 0.0, deterministic)
     call = torch.ops.fa4.attention_backward
     return lambda: call(x.do, None, x.q, x.k, x.v, x.out, x.lse, *options)
 
@@ -203,11 +211,10 @@ def _cudnn(x: Inputs) -> Call:
     return call
 
 
-def time_cell(cell: Cell, tunings: list[Mapping[str, Any]], rounds: int = 7) -> None:
+def time_cell(cell: Cell, variants: Mapping[str, Callable], rounds: int = 7) -> None:
     """One table: ours, our variants and the peers, interleaved; rel: error against ours."""
     x, device = draw_inputs(cell), CudaDevice()
-    makers = {"ours": _ours, "flash-attn-4": _flash_attn_4, "cudnn": _cudnn}
-    makers |= {str(changes): partial(_tuned, changes=changes) for changes in tunings}
+    makers = {"ours": _ours, "flash-attn-4": _flash_attn_4, "cudnn": _cudnn, **variants}
     works, results = {}, {}
     for name, make in makers.items():
         try:
@@ -223,6 +230,7 @@ def time_cell(cell: Cell, tunings: list[Mapping[str, Any]], rounds: int = 7) -> 
         flops = 2 * 8192**3 if name == "gemm" else PASSES * cell.flops
         line = f"{cell!s:24} {name:40} {sample.ms:8.3f} ms {flops / sample.ms / 1e9:6.0f} TFLOPS"
         if name in results:
+            line += f"  {samples['ours'].ms / sample.ms:.2f} of ours"
             line += "  rel " + " ".join(
                 f"{e:.1e}" for e in _against(results["ours"], results[name])
             )
@@ -252,9 +260,10 @@ def _kernels(call: Call, calls: int = 5) -> str:
 # ---- compiling
 
 
-def _compile_all(cells: list[Cell], tunings: list[Mapping[str, Any]], trials: list[Trial]) -> None:
+def _compile_all(
+    problems: list[Problem], tunings: list[Mapping[str, Any]], trials: list[Trial]
+) -> None:
     """All kernels, by as many processes as there are cores."""
-    problems = [_problem(cell) for cell in cells]
     plans = {plan_backward(p, ARCH) for p in problems}
     plans |= {tuned(plan, changes) for plan in set(plans) for changes in tunings}
     problems += [trial.problem() for trial in trials]

@@ -20,9 +20,9 @@ from tests.backward.gradients import Tensors, check, draw, upstream
 # schedule, seed, CTAs side by side (1: no CTA needs one that starts later)
 ORDERS = [
     ("early", 0, 1),
-    ("late", 0, 3),
-    *(("random", seed, 4) for seed in range(2)),
-    *(("priority", seed, 4 + seed) for seed in range(3)),
+    ("late", 0, 4),
+    ("random", 0, 4),
+    *(("priority", seed, 4 + seed) for seed in range(2)),
 ]
 KERNELS = {  # head dims that are computed in different ways, and four blocks of keys
     "own keys": ((64, 64), 400),
@@ -81,8 +81,11 @@ def test_same_bits(kernel: str) -> None:
     assert_same_bits(backward(draw((150, keys), dims=dims), causal=True))
 
 
-@pytest.mark.parametrize("mask", [mask for mask in MASKS if mask != "causal"])
-@pytest.mark.parametrize("lengths", [(150, 400), (400, 260)], ids=str)
+@pytest.mark.parametrize(
+    ("mask", "lengths"),
+    [("full", (150, 400)), ("window", (400, 260)), ("left", (150, 400)), ("left", (400, 260))],
+    ids=str,
+)
 def test_same_bits_with_other_masks(mask: str, lengths: tuple[int, int]) -> None:
     """Rows without a key, and key blocks that only some rows see; two heads share keys."""
     assert_same_bits(backward(draw(lengths), **MASKS[mask]))
@@ -159,9 +162,8 @@ CHANGES = {
 def test_bits_differ_without(change: str) -> None:
     made = backward(draw((150, 400)))
     expected = made.run("early", 0, None)
-    orders = [*ORDERS, *((kind, n, 4) for n in range(3, 8) for kind in ("priority", "random"))]
     with replaced(*CHANGES[change]):
-        assert not all(same(made.run(*order), expected) for order in orders)
+        assert not all(same(made.run(*order), expected) for order in ORDERS)
 
 
 def test_a_turn_that_never_comes_is_a_deadlock() -> None:
