@@ -83,7 +83,12 @@ def test_same_bits(kernel: str) -> None:
 
 @pytest.mark.parametrize(
     ("mask", "lengths"),
-    [("full", (150, 400)), ("window", (400, 260)), ("left", (150, 400)), ("left", (400, 260))],
+    [
+        ("full", (150, 400)),
+        ("window", (400, 260)),
+        ("left", (150, 400)),
+        pytest.param("left", (400, 260), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_same_bits_with_other_masks(mask: str, lengths: tuple[int, int]) -> None:
@@ -100,8 +105,20 @@ def test_other_kernels_do_not_have_the_same_bits() -> None:
     assert all(same(got[1:], expected[1:]) for got in found)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256)], ids=str)
+SHORT = [((64, 64), "left"), ((128, 128), "causal"), ((256, 256), "full")]
+LONG = [
+    (dims, mask)
+    for dims in ((64, 64), (128, 128), (192, 128), (256, 256))
+    for mask in MASKS
+    if (dims, mask) not in SHORT
+]
+
+
+@pytest.mark.parametrize(
+    ("dims", "mask"),
+    [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
+    ids=str,
+)
 def test_gradients_are_right(dims: tuple[int, int], mask: str) -> None:
     check(draw((200, 300), dims=dims), deterministic=True, **MASKS[mask])
 
