@@ -88,6 +88,8 @@ def flash_attn_func(
     Hidden keys may hold anything. Hidden values count as 0 * v, so a NaN or infinity in v makes
     out NaN in rows that do not see it too, as in torch, where its block of keys is processed.
 
+    Under `torch.autocast` q, k and v are cast to its dtype, as those of torch's SDPA are.
+
     q, k and v have gradients, through lse too; on Blackwell this version computes none.
 
     CUDA tensors on compute capability 9.0, 10.0 and 10.3 run natively; a call may be captured in a
@@ -100,6 +102,9 @@ def flash_attn_func(
     """
     tracing = torch.compiler.is_compiling()
     layouts = None if tracing else layouts_of(q, k, v)
+    if (q.is_cuda or q.is_cpu) and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_autocast(tensor) for tensor in (q, k, v))
+        layouts = None if tracing else layouts_of(q, k, v)
     options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
     if tracing or (
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -162,6 +167,14 @@ def can_implement(
 
 Options = tuple[float | None, bool, int | None, int | None, float, bool]
 """softmax_scale, causal, window_left, window_right, softcap, deterministic."""
+
+
+def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """What autocast makes of an argument of an operator that it runs in lower precision."""
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
 
 # (shape, strides, dtype, device) of q, k and v
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]

@@ -100,14 +100,9 @@ def attention(
     window = options.get("sliding_window")
     # transformers counts a token to its own window, and has the same one on both sides
     bound = None if window is None else window - 1
-    q, k, v = (_autocast(tensor).transpose(1, 2) for tensor in (query, key, value))
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     softcap = options.get("softcap") or 0.0
     return flash_attn_func(q, k, v, scaling, causal, (bound, bound), softcap), None
 
 
 _REFUSED = ("dropout", "s_aux", "position_bias", "cu_seq_lens_q", "output_attentions")
-
-
-def _autocast(tensor: torch.Tensor) -> torch.Tensor:
-    kind = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed import destroy_process_group, init_device_mesh, init_process_group
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -56,20 +60,68 @@ def test_autocast_and_checkpointing() -> None:
     assert all(grad.dtype == torch.float32 and grad.any() for grad in got)
 
 
-def one_of_several(rank: int, folder: Path) -> None:
-    """A process with its own sample; keeps the gradients that DDP gives it."""
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_it_does_for_sdpa(cast: torch.dtype) -> None:
+    """Arguments of any floating-point dtypes; gradients come back in those."""
+    generator = torch.Generator().manual_seed(2)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    drawn = [torch.randn(1, 40, 2, 64, generator=generator).to(dtype) for dtype in dtypes]
+    leaves = [t.requires_grad_() for t in drawn]
+    with torch.autocast("cpu", cast):
+        out = fa4.flash_attn_func(*leaves)
+        like = sdpa(*(t.transpose(1, 2) for t in leaves)).transpose(1, 2)
+    assert out.dtype == like.dtype == cast
+    grads = torch.autograd.grad(out.float().square().sum(), leaves)
+    expected = torch.autograd.grad(like.float().square().sum(), leaves)
+    for mine, theirs, dtype in zip(grads, expected, dtypes, strict=True):
+        assert mine.dtype == theirs.dtype == dtype
+        assert (mine - theirs).norm() < 0.02 * theirs.norm()
+    with torch.autocast("cpu", cast), torch.no_grad():
+        assert fa4.flash_attn_func(*leaves).equal(out)
+        compiled = torch.compile(fa4.flash_attn_func, fullgraph=True, backend="aot_eager")
+        assert compiled(*leaves).equal(out)
+    with pytest.raises(TypeError, match="they must be equal"):
+        fa4.flash_attn_func(*leaves)
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    q = torch.zeros(1, 8, 1, 64, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="float64"):
+        fa4.flash_attn_func(q, q, q)
+
+
+def replicated() -> nn.Module:
+    return DistributedDataParallel(Model())
+
+
+def sharded() -> nn.Module:
+    """Each process keeps half of every parameter, gathers them for a pass, and frees them."""
+    model = Model()
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    for part in (model.qkv, model.mix, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def one_of_several(rank: int, folder: Path, make: Callable[[], nn.Module]) -> None:
+    """A process with its own sample; keeps the gradients that it ends up with."""
     torch.set_num_threads(1)
     init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES
     )
-    model = DistributedDataParallel(Model())
+    model = make()
     got = gradients(model, model, samples()[rank : rank + 1])
-    torch.save(got, folder / f"{rank}.pt")
+    whole = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in got]
+    assert all(isinstance(grad, DTensor) == (make is sharded) for grad in got)
+    torch.save(whole, folder / f"{rank}.pt")
     destroy_process_group()
 
 
-def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(one_of_several, (tmp_path,), nprocs=PROCESSES)
+@pytest.mark.parametrize("make", [replicated, sharded])
+def test_two_processes_give_the_gradients_of_one(
+    make: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    torch.multiprocessing.spawn(one_of_several, (tmp_path, make), nprocs=PROCESSES)
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES)]
     model = Model()
     expected = gradients(model, model, samples())
