@@ -27,8 +27,8 @@ from fa4.emulator import keep_ptx
 from fa4.emulator.hook import compile_target
 from fa4.host import ForwardHost, argument_pointer
 from fa4.host_backward import BackwardHost
+from fa4.plan_backward_base import BackwardPlan
 from fa4.plan_base import BasePlan
-from fa4.plan_hopper_backward import HopperBackwardPlan
 
 logger = logging.getLogger("fa4")
 
@@ -38,7 +38,8 @@ PACKAGE = Path(__file__).parent
 FOLDERS = ("numerics", "pipeline", "tiles", "warps")
 MODULES = (
     *("arguments", "compile", "forward", "hopper", "hopper_backward", "host", "host_backward"),
-    *("plan", "plan_base", "plan_hopper", "plan_hopper_backward", "problem"),
+    *("plan", "plan_backward_base", "plan_base", "plan_hopper", "plan_hopper_backward"),
+    "problem",
 )
 
 
@@ -115,7 +116,7 @@ def _compile(plan: BasePlan, options: str) -> Callable[..., None]:
     with ExitStack() as stack:
         stack.enter_context(compile_target(plan.arch))
         stack.enter_context(keep_ptx())
-        host = BackwardHost if isinstance(plan, HopperBackwardPlan) else ForwardHost
+        host = BackwardHost if isinstance(plan, BackwardPlan) else ForwardHost
         return cute.compile(host(plan), argument_pointer(8), cuda.CUstream(0), options=options)
 
 

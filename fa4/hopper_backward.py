@@ -11,7 +11,8 @@ from fa4.numerics.scales import GradientScales
 from fa4.pipeline.check import Ledger
 from fa4.pipeline.pipes import HopperBackwardPipes, build_pipes, init_barriers
 from fa4.plan_hopper_backward import HopperBackwardPlan
-from fa4.tiles.hopper_backward_bundles import BackwardRows, BackwardTma, backward_carve
+from fa4.tiles.backward_bundles import BackwardRows, BackwardTma
+from fa4.tiles.hopper_backward_bundles import backward_carve
 from fa4.tiles.hopper_backward_layouts import hopper_backward_layouts
 from fa4.warps.backward.work import BackwardWork
 from fa4.warps.hopper.backward.compute import BackwardCompute

@@ -14,18 +14,18 @@ from fa4.arguments import BACKWARD_INTEGERS, BACKWARD_NUMBERS
 from fa4.hopper_backward import HopperBackward
 from fa4.host import ArgumentReader
 from fa4.numerics.scales import GradientScales
-from fa4.plan_hopper import ROWS
-from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.plan_backward_base import BackwardPlan
+from fa4.tiles.backward_bundles import BackwardRows, BackwardTma
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import TmaTensor
-from fa4.tiles.hopper_backward_bundles import BackwardRows, BackwardTma
-from fa4.tiles.hopper_backward_layouts import dq_layout, hopper_backward_layouts
+from fa4.tiles.hopper_backward_layouts import hopper_backward_layouts
+from fa4.tiles.hopper_dq import HopperDq
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.query_range import QueryVisibility
 from fa4.tiles.scheduler import tile_schedule
+from fa4.warps.backward.postprocess import Postprocess
 from fa4.warps.backward.preprocess import THREADS, ForwardResults, Preprocess
 from fa4.warps.backward.work import BackwardWork
-from fa4.warps.hopper.backward.postprocess import Postprocess
 
 
 class BackwardReader(ArgumentReader):
@@ -46,7 +46,7 @@ class BackwardReader(ArgumentReader):
 class BackwardHost:
     """`__call__` is what gets compiled."""
 
-    plan: HopperBackwardPlan
+    plan: BackwardPlan
 
     @cute.jit
     def __call__(self, block: cute.Pointer, stream: cuda.CUstream) -> None:
@@ -60,17 +60,15 @@ class BackwardHost:
             gradient=read.float32("gradient_scale"),
         )
         blocks = cute.size(rows.dq) // plan.dq_block_floats
-        first, main, last = (
-            Preprocess(plan).kernel,
-            HopperBackward(plan).kernel,
-            Postprocess(plan).kernel,
-        )
+        first, main = Preprocess(plan).kernel, HopperBackward(plan).kernel
+        tiles = HopperDq(plan)
+        last = Postprocess(plan, tiles)
         self._launch(first, "_rows", (self._given(read), rows), (blocks, THREADS), stream)
         copies = self._copies(read)
         grid = (work.schedule.num_tiles, plan.threads)
         self._launch(main, "", (copies, rows, work, scales), grid, stream)
-        grid = (blocks, Postprocess(plan).threads)
-        self._launch(last, "_dq", (self._dq(read), rows, scales), grid, stream)
+        dq = self._copy(read, "dq", tiles.layout, plan.q_box)
+        self._launch(last.kernel, "_dq", (dq, rows, scales), (blocks, last.threads), stream)
 
     def _launch(
         self,
@@ -154,7 +152,7 @@ class BackwardHost:
 
     def _copies(self, read: BackwardReader) -> BackwardTma:
         plan, layouts = self.plan, hopper_backward_layouts(self.plan)
-        k_box, v_box = (ROWS, plan.head_dim), (ROWS, plan.head_dim_v)
+        k_box, v_box = (plan.key_rows, plan.head_dim), (plan.key_rows, plan.head_dim_v)
 
         def copy(name: str, layout: cute.ComposedLayout, box: tuple[int, int]) -> TmaTensor:
             return self._copy(read, name, layout, box)
@@ -167,9 +165,6 @@ class BackwardHost:
             dk=copy("dk", layouts.k, k_box),
             dv=copy("dv", layouts.v, v_box),
         )
-
-    def _dq(self, read: BackwardReader) -> TmaTensor:
-        return self._copy(read, "dq", dq_layout(self.plan), self.plan.q_box)
 
     def _copy(
         self,

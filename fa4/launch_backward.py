@@ -19,8 +19,8 @@ from fa4.compile import compile_forward
 from fa4.emulator import current_session, session
 from fa4.emulator.hook import the_hook
 from fa4.launch import check_launch, check_session, labels
+from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import CHIPS, DTYPE_BYTES
-from fa4.plan_hopper_backward import FLOAT_BYTES, HopperBackwardPlan
 from fa4.problem import Problem
 
 
@@ -49,7 +49,7 @@ class BackwardTensors:
         return {name: t for name, t in vars(self).items() if t is not None}
 
 
-def backward(problem: Problem, plan: HopperBackwardPlan, tensors: BackwardTensors) -> None:
+def backward(problem: Problem, plan: BackwardPlan, tensors: BackwardTensors) -> None:
     """Compute dq, dk and dv, on the current stream of a CUDA device or emulated.
 
     Raises ValueError inside a session that takes tensors of another kind of device.
@@ -70,7 +70,7 @@ def backward(problem: Problem, plan: HopperBackwardPlan, tensors: BackwardTensor
 
 def _block(
     problem: Problem,
-    plan: HopperBackwardPlan,
+    plan: BackwardPlan,
     tensors: dict[str, torch.Tensor],
     workspace: torch.Tensor,
 ) -> bytes:
@@ -86,21 +86,19 @@ def _block(
     return per_call + _rest(problem, plan, strides)
 
 
-def workspace_floats(problem: Problem, plan: HopperBackwardPlan) -> int:
+def workspace_floats(problem: Problem, plan: BackwardPlan) -> int:
     """Size of the workspace: the sum of dQ, LSE and delta, by padded rows; turns, by blocks."""
     sums, rows = _row_counts(problem, plan)
     return sums + 2 * rows + (rows // plan.m_tile if plan.deterministic else 0)
 
 
-def _row_counts(problem: Problem, plan: HopperBackwardPlan) -> tuple[int, int]:
+def _row_counts(problem: Problem, plan: BackwardPlan) -> tuple[int, int]:
     """(floats of dQ's sum, padded query rows of all heads)."""
     blocks = -(-problem.seqlen_q // plan.m_tile) * problem.heads_q * problem.batch
     return blocks * plan.dq_block_floats, blocks * plan.m_tile
 
 
-def _launch_in_session(
-    plan: HopperBackwardPlan, block: bytes, tensors: dict[str, torch.Tensor]
-) -> None:
+def _launch_in_session(plan: BackwardPlan, block: bytes, tensors: dict[str, torch.Tensor]) -> None:
     """In the innermost open session, or in one of its own with the default schedule."""
     with ExitStack() as stack:
         here = current_session() or stack.enter_context(session(arch=plan.arch))
@@ -111,9 +109,7 @@ def _launch_in_session(
 
 
 @lru_cache(maxsize=4096)
-def _rest(
-    problem: Problem, plan: HopperBackwardPlan, strides: tuple[tuple[int, ...], ...]
-) -> bytes:
+def _rest(problem: Problem, plan: BackwardPlan, strides: tuple[tuple[int, ...], ...]) -> bytes:
     """The argument block of a launch but for what differs from call to call."""
     values: dict[str, int | float] = {size: getattr(problem, size) for size in SIZES}
     for name, (batch, row, head, _) in zip(STRIDED, strides, strict=True):
@@ -130,7 +126,7 @@ def _rest(
     )
 
 
-def heads_per_section(problem: Problem, plan: HopperBackwardPlan) -> int:
+def heads_per_section(problem: Problem, plan: BackwardPlan) -> int:
     """Key/value heads whose queries, dO and sums of dQ fit in a third of L2 together."""
     row_bytes = (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES + plan.head_dim * FLOAT_BYTES
     head_bytes = problem.seqlen_q * problem.group_size * row_bytes

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from fa4.pipeline.edges import Edge, hopper_backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
-from fa4.plan_base import DTYPE_BYTES, BasePlan, Role, padded, require
+from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
+from fa4.plan_base import DTYPE_BYTES, Role, padded, require
 from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, WARPGROUP
 
 DS_STAGES = 2
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,11 @@ TUNED_SOFTCAP = {
 
 
 @dataclass(frozen=True)
-class HopperBackwardPlan(BasePlan):
+class HopperBackwardPlan(BackwardPlan):
     """A plan for Hopper: warps that load and reduce, and warpgroups that compute."""
 
     tuning: HopperBackwardTuning
     deterministic: bool  # the parts of dQ are added in a fixed order
-
-    prefix = "fa4_bwd"
-    q_tiles = 1  # every warp of a role takes part in every stage
 
     @property
     def name(self) -> str:
@@ -80,6 +77,11 @@ class HopperBackwardPlan(BasePlan):
     def key_tiles(self) -> int:
         """Tiles of 64 keys of one CTA."""
         return 1 if self.tuning.columns_split else self.tuning.warpgroups
+
+    @property
+    def key_rows(self) -> int:
+        """Keys of one tile in shared memory."""
+        return ROWS
 
     @property
     def parts(self) -> int:
@@ -117,9 +119,9 @@ class HopperBackwardPlan(BasePlan):
         return self.dq_grid[0] * self.dq_grid[1]
 
     @property
-    def dq_block_floats(self) -> int:
-        """dQ of a block of queries in float32, in shared memory and as accumulated in global."""
-        return self.m_tile * self.head_dim
+    def dq_tile_threads(self) -> int:
+        """Those of a warpgroup."""
+        return 32 * WARPGROUP
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -132,28 +134,9 @@ class HopperBackwardPlan(BasePlan):
             "compute": Role(WARPGROUP, WARPGROUP * self.tuning.warpgroups, compute),
         }
 
-    def warps_per_stage(self) -> dict[str, int]:
-        """All warps of a role."""
-        return {name: role.warps for name, role in self.roles.items()}
-
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
         return hopper_backward_edges(self.tuning.stages)
-
-    @property
-    def q_block_bytes(self) -> int:
-        """One block of queries."""
-        return self.m_tile * self.head_dim * DTYPE_BYTES
-
-    @property
-    def do_block_bytes(self) -> int:
-        """One block of dO."""
-        return self.m_tile * self.head_dim_v * DTYPE_BYTES
-
-    @property
-    def row_bytes(self) -> int:
-        """LSE, or delta, of one block of queries."""
-        return self.m_tile * FLOAT_BYTES
 
     def smem(self) -> SharedMemoryMap:
         """Offsets in shared memory."""

@@ -1,7 +1,8 @@
 """Where dQ is summed up: float32, in the order of the registers that it comes from.
 
-A tile of dQ is the accumulator of one warpgroup. Its four-register vectors lie thread after thread,
-so that neither writing nor reading it has bank conflicts or scattered addresses.
+A tile of dQ is what some threads hold in registers: a warpgroup of Hopper its accumulator, a warp
+of Blackwell its lanes of tensor memory. The four-register vectors of a tile lie thread after
+thread, so that neither writing nor reading it has bank conflicts or scattered addresses.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 VECTOR = 4  # floats: 16 bytes
-WARPGROUP_THREADS = 128
 
 
 def dq_vectors(registers: cute.Tensor) -> cute.Tensor:
@@ -20,10 +20,10 @@ def dq_vectors(registers: cute.Tensor) -> cute.Tensor:
 
 
 def dq_target(
-    block: cute.Tensor, registers: cute.Tensor, tile: Int32, thread: Int32
+    block: cute.Tensor, registers: cute.Tensor, tile: Int32, thread: Int32, threads: int
 ) -> cute.Tensor:
-    """(VECTOR, vectors) view of a thread's part of a tile of the block (floats,)."""
+    """(VECTOR, vectors) view of a thread's part of a tile, of `threads`, of the block (floats,)."""
     vectors = cute.size(registers) // VECTOR
-    layout = cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * WARPGROUP_THREADS))
-    first = tile * (vectors * VECTOR * WARPGROUP_THREADS) + thread * VECTOR
+    layout = cute.make_layout((VECTOR, vectors), stride=(1, VECTOR * threads))
+    first = tile * (vectors * VECTOR * threads) + thread * VECTOR
     return cute.make_tensor(block.iterator + cute.assume(first, divby=VECTOR), layout)

@@ -1,4 +1,4 @@
-"""What the roles of the Hopper backward kernel share: tensors, copies, work."""
+"""The shared memory of the Hopper backward kernel."""
 
 from __future__ import annotations
 
@@ -8,36 +8,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from fa4.plan_hopper_backward import HopperBackwardPlan
-from fa4.tiles.bundles import TmaTensor
 from fa4.tiles.hopper_backward_layouts import HopperBackwardLayouts
 from fa4.tiles.layouts import DTYPES
-
-
-@dataclass(frozen=True)
-class BackwardTma:
-    """Q, dO (Sq, D or Dv, H, B), K, V, dK, dV (Sk, D or Dv, Hk, B)."""
-
-    q: TmaTensor
-    do: TmaTensor
-    k: TmaTensor
-    v: TmaTensor
-    dk: TmaTensor
-    dv: TmaTensor
-
-
-@dataclass(frozen=True)
-class BackwardRows:
-    """Per query row, padded to whole blocks of queries.
-
-    lse and delta (padded Sq, H, B): LSE in log2 units, +inf for rows that see no key, and
-    rowsum(O dO) - dLSE. dq (floats of a block, block, H, B): accumulated in the order of registers.
-    turns (block, H, B): see DqTurn; None unless deterministic.
-    """
-
-    lse: cute.Tensor
-    delta: cute.Tensor
-    dq: cute.Tensor
-    turns: cute.Tensor | None
 
 
 @dataclass(frozen=True)

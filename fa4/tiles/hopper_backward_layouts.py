@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
-from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers as sm90
 
 from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import DS_STAGES, HopperBackwardPlan
 from fa4.tiles.layouts import DTYPES
+from fa4.tiles.row_major import row_major
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
@@ -71,28 +71,3 @@ def hopper_backward_layouts(plan: HopperBackwardPlan) -> HopperBackwardLayouts:
         do=row_major(plan, (plan.m_tile, plan.head_dim_v, tuning.stages), span_do),
         ds=row_major(plan, (plan.m_tile, ROWS, tiles * DS_STAGES), ROWS),
     )
-
-
-def dq_layout(plan: HopperBackwardPlan) -> cute.ComposedLayout:
-    """(queries, D, 1): a block of dQ on its way to global memory."""
-    return row_major(plan, (plan.m_tile, plan.head_dim, 1), plan.dq_tile[1])
-
-
-def row_major(
-    plan: HopperBackwardPlan, shape: tuple[int, int, int], span: int
-) -> cute.ComposedLayout:
-    """(rows, columns, stage) in atoms of 8 rows, as wide as divides `span` columns."""
-    dtype = DTYPES[plan.dtype]
-    kind = sm90.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, span)
-    atom = warpgroup.make_smem_layout_atom(kind, dtype)
-    return cute.tile_to_shape(atom, shape, order=(0, 1, 2))
-
-
-def transposed(tensor: cute.Tensor) -> cute.Tensor:
-    """(rows, columns, stage) -> (columns, rows, stage)."""
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=[1, 0, 2]))
-
-
-def parts(tensor: cute.Tensor, tile: tuple[int, int]) -> cute.Tensor:
-    """(rows, columns, stage) -> (*tile, parts of the rows, parts of the columns, stage)."""
-    return cute.flat_divide(tensor, tile)

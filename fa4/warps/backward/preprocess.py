@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.plan_backward_base import BackwardPlan
+from fa4.tiles.backward_bundles import BackwardRows
 from fa4.tiles.dq_sum import VECTOR
-from fa4.tiles.hopper_backward_bundles import BackwardRows
 
 THREADS = 256
 LOAD = 8  # 16-bit elements: 16 bytes
@@ -36,7 +36,7 @@ class Preprocess:
     so all of their gradients, are 0 then.
     """
 
-    plan: HopperBackwardPlan
+    plan: BackwardPlan
 
     @property
     def lanes(self) -> int:

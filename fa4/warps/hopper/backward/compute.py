@@ -17,10 +17,12 @@ from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import DS_STAGES, HopperBackwardPlan
 from fa4.tiles.accumulator import accumulator
+from fa4.tiles.backward_bundles import BackwardTma
 from fa4.tiles.dq_sum import dq_target, dq_vectors
-from fa4.tiles.hopper_backward_bundles import BackwardSmem, BackwardTma
-from fa4.tiles.hopper_backward_layouts import dq_mma, keys_mma, parts, scores_mma, transposed
+from fa4.tiles.hopper_backward_bundles import BackwardSmem
+from fa4.tiles.hopper_backward_layouts import dq_mma, keys_mma, scores_mma
 from fa4.tiles.layouts import DTYPES
+from fa4.tiles.row_major import parts, transposed
 from fa4.tiles.scheduler import WorkTile
 from fa4.warps.backward.work import BackwardWork
 from fa4.warps.hopper.backward.pointwise import Fragments, Pointwise
@@ -280,6 +282,8 @@ class BackwardCompute:
     ) -> None:
         """dQ to shared memory, for the reduce warp."""
         pipes.dq_written.acquire(0, count & 1)
-        cute.autovec_copy(dq_vectors(dq), dq_target(smem.dq, dq, place.group, place.thread))
+        threads = self.plan.dq_tile_threads
+        target = dq_target(smem.dq, dq, place.group, place.thread, threads)
+        cute.autovec_copy(dq_vectors(dq), target)
         cute.arch.fence_view_async_shared()
         pipes.dq_written.commit(0)

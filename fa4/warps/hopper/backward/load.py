@@ -10,11 +10,11 @@ from cutlass import Int32
 from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import HopperBackwardPipes
-from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.tiles.backward_bundles import BackwardRows, BackwardTma, block_of, tiles_of
 from fa4.tiles.bulk import load_floats
-from fa4.tiles.bundles import Source, TmaTensor
-from fa4.tiles.hopper_backward_bundles import BackwardRows, BackwardSmem, BackwardTma
+from fa4.tiles.bundles import Source
+from fa4.tiles.hopper_backward_bundles import BackwardSmem
 from fa4.tiles.scheduler import WorkTile
 from fa4.warps.backward.work import BackwardWork
 
@@ -45,8 +45,8 @@ class BackwardLoad:
         self._load_keys(tma, smem, pipes, tile)
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
-            q = self._source(tma.q, smem.q, (head, tile.batch), self.plan.q_box)
-            do = self._source(tma.do, smem.do, (head, tile.batch), self.plan.o_box)
+            q = tiles_of(tma.q, smem.q, (head, tile.batch), self.plan.q_box)
+            do = tiles_of(tma.do, smem.do, (head, tile.batch), self.plan.o_box)
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
                 where = (block, head, tile.batch)
                 pipes.q_loaded.acquire(ring.index, ring.phase)
@@ -59,8 +59,8 @@ class BackwardLoad:
         self, tma: BackwardTma, smem: BackwardSmem, pipes: HopperBackwardPipes, tile: WorkTile
     ) -> None:
         plan, where = self.plan, (tile.head, tile.batch)
-        k = self._source(tma.k, smem.k, where, (ROWS, plan.head_dim))
-        v = self._source(tma.v, smem.v, where, (ROWS, plan.head_dim_v))
+        k = tiles_of(tma.k, smem.k, where, (plan.key_rows, plan.head_dim))
+        v = tiles_of(tma.v, smem.v, where, (plan.key_rows, plan.head_dim_v))
         mbarrier = pipes.k_loaded.expect(0, plan.k_block_bytes)
         for t in cutlass.range_constexpr(plan.key_tiles):
             k.load(tile.m * plan.key_tiles + t, t, mbarrier)
@@ -81,7 +81,7 @@ class BackwardLoad:
         nbytes = self.plan.q_block_bytes + self.plan.row_bytes
         mbarrier = pipes.q_loaded.expect(stage, nbytes)
         q.load(where[0], stage, mbarrier)
-        load_floats(self._rows(rows.lse, where), smem.lse[None, stage], mbarrier)
+        load_floats(block_of(rows.lse, where, self.plan.m_tile), smem.lse[None, stage], mbarrier)
 
     @cute.jit
     def _load_do(
@@ -96,16 +96,6 @@ class BackwardLoad:
         nbytes = self.plan.do_block_bytes + self.plan.row_bytes
         mbarrier = pipes.do_loaded.expect(stage, nbytes)
         do.load(where[0], stage, mbarrier)
-        load_floats(self._rows(rows.delta, where), smem.delta[None, stage], mbarrier)
-
-    def _source(
-        self, copy: TmaTensor, smem: cute.Tensor, where: tuple[Int32, Int32], box: tuple[int, int]
-    ) -> Source:
-        head, batch = where
-        tiles = cute.local_tile(copy.tensor[None, None, head, batch], box, (None, 0))
-        return Source(copy, *copy.partition(smem, cute.group_modes(tiles, 0, 2)))
-
-    def _rows(self, values: cute.Tensor, where: tuple[Int32, Int32, Int32]) -> cute.Tensor:
-        """One block's values of a head."""
-        block, head, batch = where
-        return cute.local_tile(values[None, head, batch], (self.plan.m_tile,), (block,))
+        load_floats(
+            block_of(rows.delta, where, self.plan.m_tile), smem.delta[None, stage], mbarrier
+        )

@@ -10,9 +10,10 @@ from cutlass import Int32
 
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.tiles.backward_bundles import BackwardRows
 from fa4.tiles.bulk import add_floats
 from fa4.tiles.dq_turn import DqTurn
-from fa4.tiles.hopper_backward_bundles import BackwardRows, BackwardSmem
+from fa4.tiles.hopper_backward_bundles import BackwardSmem
 from fa4.tiles.scheduler import WorkTile
 from fa4.warps.backward.work import BackwardWork
 

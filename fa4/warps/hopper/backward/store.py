@@ -14,10 +14,12 @@ from fa4.numerics.scales import GradientScales
 from fa4.pipeline import barriers
 from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.tiles.backward_bundles import BackwardTma
 from fa4.tiles.bundles import TmaTensor
-from fa4.tiles.hopper_backward_bundles import BackwardSmem, BackwardTma
-from fa4.tiles.hopper_backward_layouts import keys_mma, parts
+from fa4.tiles.hopper_backward_bundles import BackwardSmem
+from fa4.tiles.hopper_backward_layouts import keys_mma
 from fa4.tiles.layouts import DTYPES
+from fa4.tiles.row_major import parts
 from fa4.tiles.scheduler import WorkTile
 
 

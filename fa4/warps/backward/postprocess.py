@@ -1,36 +1,36 @@
-"""Last kernel of Hopper's backward: dQ from its float32 sum, scaled and rounded."""
+"""Last kernel of a backward pass: dQ from its float32 sum, scaled and rounded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32
 from cutlass.memory import SmemAllocator
-from cutlass.tensor_utils import LayoutEnum
-from cutlass.utils import hopper_helpers as sm90
 
 from fa4.numerics.scales import GradientScales
+from fa4.plan_backward_base import BackwardPlan
 from fa4.plan_base import DTYPE_BYTES
-from fa4.plan_hopper_backward import HopperBackwardPlan
-from fa4.tiles.accumulator import accumulator
+from fa4.tiles.backward_bundles import BackwardRows
 from fa4.tiles.bundles import TmaTensor
-from fa4.tiles.dq_sum import WARPGROUP_THREADS, dq_target, dq_vectors
-from fa4.tiles.hopper_backward_bundles import BackwardRows
-from fa4.tiles.hopper_backward_layouts import dq_layout, dq_mma, parts
+from fa4.tiles.dq_sum import dq_target, dq_vectors
 from fa4.tiles.layouts import DTYPES
 
 
 @dataclass(frozen=True)
 class Postprocess:
-    """One CTA per block of query rows; a warpgroup takes a tile of dQ as one summed it."""
+    """One CTA per block of query rows; the threads take tiles of dQ as others summed them.
 
-    plan: HopperBackwardPlan
+    tiles: how threads hold a tile of dQ on this architecture, see `HopperDq`.
+    """
+
+    plan: BackwardPlan
+    tiles: Any
 
     @property
     def threads(self) -> int:
         """Threads per CTA."""
-        return WARPGROUP_THREADS * self.plan.dq_tiles
+        return self.plan.dq_tile_threads * self.plan.dq_tiles
 
     @cute.kernel
     def kernel(self, dq: TmaTensor, rows: BackwardRows, scales: GradientScales) -> None:
@@ -38,28 +38,25 @@ class Postprocess:
         plan, dtype = self.plan, DTYPES[self.plan.dtype]
         number, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        group = cute.arch.make_warp_uniform(thread // WARPGROUP_THREADS)
-        thread = thread % WARPGROUP_THREADS
+        tile = cute.arch.make_warp_uniform(thread // plan.dq_tile_threads)
+        thread = thread % plan.dq_tile_threads
         blocks, heads = cute.size(rows.dq, mode=[1]), cute.size(rows.dq, mode=[2])
         block, head, batch = (
             number % blocks,
             number // blocks % heads,
             number // blocks // heads,
         )
-        mma, layout = dq_mma(plan), dq_layout(plan)
+        layout = self.tiles.layout
         base = SmemAllocator().allocate(plan.dq_block_floats * DTYPE_BYTES, byte_alignment=1024)
         block_dq = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=dtype), layout.outer)
 
-        total = accumulator(mma, plan.dq_tile)
-        source = dq_target(rows.dq[None, block, head, batch], total, group, thread)
+        total = self.tiles.registers()
+        summed = rows.dq[None, block, head, batch]
+        source = dq_target(summed, total, tile, thread, plan.dq_tile_threads)
         cute.autovec_copy(source, dq_vectors(total))
         rounded = cute.make_rmem_tensor(total.layout, dtype)
         rounded.store((total.load() * scales.gradient).to(dtype))
-        atom = sm90.get_smem_store_op(LayoutEnum.ROW_MAJOR, dtype, Float32)
-        copy = cute.make_tiled_copy_C(atom, mma).get_slice(thread)
-        row, column = group // plan.dq_grid[1], group % plan.dq_grid[1]
-        target = parts(block_dq, plan.dq_tile)[None, None, row, column, 0]
-        cute.copy(atom, copy.retile(rounded), copy.partition_D(target))
+        self.tiles.store(rounded, block_dq, tile, thread)
         cute.arch.fence_view_async_shared()
         cute.arch.sync_threads()
 
