@@ -37,8 +37,16 @@ PACKAGE = Path(__file__).parent
 # What compiled host functions and kernels are made from: all that both hosts import, and this.
 FOLDERS = ("numerics", "pipeline", "tiles", "warps")
 MODULES = (
-    *("arguments", "compile", "forward", "hopper", "hopper_backward", "host", "host_backward"),
-    *("plan", "plan_backward_base", "plan_base", "plan_hopper", "plan_hopper_backward"),
+    *("arguments", "backward", "compile", "forward", "hopper", "hopper_backward"),
+    *("host", "host_backward"),
+    *(
+        "plan",
+        "plan_backward_base",
+        "plan_backward_blackwell",
+        "plan_base",
+        "plan_hopper",
+        "plan_hopper_backward",
+    ),
     "problem",
 )
 

@@ -11,11 +11,14 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fa4.arguments import BACKWARD_INTEGERS, BACKWARD_NUMBERS
+from fa4.backward import Backward
 from fa4.hopper_backward import HopperBackward
 from fa4.host import ArgumentReader
 from fa4.numerics.scales import GradientScales
 from fa4.plan_backward_base import BackwardPlan
+from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows, BackwardTma
+from fa4.tiles.backward_layouts import BlackwellDq, backward_layouts
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import TmaTensor
 from fa4.tiles.hopper_backward_layouts import hopper_backward_layouts
@@ -60,15 +63,20 @@ class BackwardHost:
             gradient=read.float32("gradient_scale"),
         )
         blocks = cute.size(rows.dq) // plan.dq_block_floats
-        first, main = Preprocess(plan).kernel, HopperBackward(plan).kernel
-        tiles = HopperDq(plan)
-        last = Postprocess(plan, tiles)
+        kernel, tiles = HopperBackward(plan), HopperDq(plan)
+        if cutlass.const_expr(not self._on_hopper):
+            kernel, tiles = Backward(plan), BlackwellDq(plan)
+        first, main, last = Preprocess(plan).kernel, kernel.kernel, Postprocess(plan, tiles)
         self._launch(first, "_rows", (self._given(read), rows), (blocks, THREADS), stream)
         copies = self._copies(read)
         grid = (work.schedule.num_tiles, plan.threads)
         self._launch(main, "", (copies, rows, work, scales), grid, stream)
         dq = self._copy(read, "dq", tiles.layout, plan.q_box)
         self._launch(last.kernel, "_dq", (dq, rows, scales), (blocks, last.threads), stream)
+
+    @property
+    def _on_hopper(self) -> bool:
+        return isinstance(self.plan, HopperBackwardPlan)
 
     def _launch(
         self,
@@ -151,7 +159,8 @@ class BackwardHost:
         )
 
     def _copies(self, read: BackwardReader) -> BackwardTma:
-        plan, layouts = self.plan, hopper_backward_layouts(self.plan)
+        plan = self.plan
+        layouts = hopper_backward_layouts(plan) if self._on_hopper else backward_layouts(plan)
         k_box, v_box = (plan.key_rows, plan.head_dim), (plan.key_rows, plan.head_dim_v)
 
         def copy(name: str, layout: cute.ComposedLayout, box: tuple[int, int]) -> TmaTensor:
@@ -162,8 +171,8 @@ class BackwardHost:
             do=copy("do", layouts.do, plan.o_box),
             k=copy("k", layouts.k, k_box),
             v=copy("v", layouts.v, v_box),
-            dk=copy("dk", layouts.k, k_box),
-            dv=copy("dv", layouts.v, v_box),
+            dk=copy("dk", layouts.dk, (plan.gradient_rows, plan.head_dim)),
+            dv=copy("dv", layouts.dv, (plan.gradient_rows, plan.head_dim_v)),
         )
 
     def _copy(

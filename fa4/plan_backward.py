@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from functools import cache
 
-from fa4.plan_base import BasePlan, Options, options_of
+from fa4.plan_backward_base import BackwardPlan
+from fa4.plan_backward_blackwell import blackwell_backward_plan
+from fa4.plan_base import Options, options_of
 from fa4.plan_hopper_backward import hopper_backward_plan
 from fa4.problem import Problem
 
-ARCHS = ("sm_90a",)
+PLANS = {
+    "sm_90a": hopper_backward_plan,
+    "sm_100a": blackwell_backward_plan,
+    "sm_103a": blackwell_backward_plan,
+}
 
 
-def plan_backward(problem: Problem, arch: str) -> BasePlan:
+def plan_backward(problem: Problem, arch: str) -> BackwardPlan:
     """The plan for a problem; depends on head dims, dtype and options only.
 
     Raises NotImplementedError for an architecture without a backward kernel.
@@ -23,15 +29,16 @@ def plan_backward(problem: Problem, arch: str) -> BasePlan:
 
 def require_backward(arch: str) -> None:
     """Raise NotImplementedError for an architecture without a backward kernel."""
-    if arch not in ARCHS:
+    if arch not in PLANS:
         raise NotImplementedError(
-            f"no backward for {arch} in this version, only for {', '.join(ARCHS)}. "
+            f"no backward for {arch} in this version, only for {', '.join(PLANS)}. "
             "Call under torch.no_grad() or pass detached tensors."
         )
 
 
 @cache
-def _plan_backward(dims: tuple[int, int], options: Options) -> BasePlan:
-    plan = hopper_backward_plan(dims, dict(options))
+def _plan_backward(dims: tuple[int, int], options: Options) -> BackwardPlan:
+    asked = dict(options)
+    plan = PLANS[asked["arch"]](dims, asked)
     plan.check()
     return plan

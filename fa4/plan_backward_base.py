@@ -25,6 +25,11 @@ class BackwardPlan(BasePlan):
         return self.n_block
 
     @property
+    def gradient_rows(self) -> int:
+        """Keys of dK and dV that one TMA copy stores."""
+        return self.key_rows
+
+    @property
     def dq_tiles(self) -> int:
         """Tiles of dQ per block of queries, see `tiles.dq_sum`."""
         raise NotImplementedError

@@ -34,6 +34,12 @@ class PairMath:
             return cute.arch.add_packed_f32x2(a, b)
         return a[0] + b[0], a[1] + b[1]
 
+    def sub(self, a: Pair, b: Pair) -> Pair:
+        """a - b."""
+        if self.packed:
+            return cute.arch.sub_packed_f32x2(a, b)
+        return a[0] - b[0], a[1] - b[1]
+
 
 def packed(low: Float32, high: Float32, dtype: str) -> Int32:
     """Two 16-bit numbers in a register, rounded here and now.

@@ -105,6 +105,41 @@ def hopper_edges(slots: int, kv_stages: int, q_buffers: int) -> tuple[Edge, ...]
     return tuple(Edge(*row) for row in rows)
 
 
+def backward_edges(q_stages: int, do_stages: int, row_stages: int) -> tuple[Edge, ...]:
+    """Edges of the Blackwell backward kernel: one key block per CTA, query blocks pass by.
+
+    dS goes to tensor memory for dK, and to shared memory for dQ. Both are free again when dP of the
+    next block is computed, since a commit comes after all earlier MMAs.
+    """
+    tma, umma, warps = Kind.TMA, Kind.UMMA, Kind.WARPS
+    rows = (
+        # name, producer, consumer, kind, stages, released by, orders TMEM, meaning
+        ("k_loaded", "load", "mma", tma, 1, NEVER, 0, "the CTA's keys are in smem"),
+        ("v_loaded", "load", "mma", tma, 1, NEVER, 0, "the CTA's values are in smem"),
+        ("q_loaded", "load", "mma", tma, q_stages, "commit", 0, "a Q block is in smem"),
+        ("do_loaded", "load", "mma", tma, do_stages, "commit", 0, "a dO block is in smem"),
+        (
+            "rows_loaded",
+            "load",
+            "compute",
+            tma,
+            row_stages,
+            "warps",
+            0,
+            "LSE and delta are in smem",
+        ),
+        ("s_computed", "mma", "compute", umma, 1, "p_written", 1, "S^T = K Q^T is in TMEM"),
+        ("p_written", "compute", "mma", warps, 1, "s_computed", 1, "P^T is in TMEM"),
+        ("dp_computed", "mma", "compute", umma, 1, "ds_written", 1, "dP^T = V dO^T is in TMEM"),
+        ("ds_written", "compute", "mma", warps, 1, "dp_computed", 1, "dS^T is in TMEM and smem"),
+        ("dq_computed", "mma", "reduce", umma, 1, "dq_read", 1, "dQ of a block is in TMEM"),
+        ("dq_read", "reduce", "mma", warps, 1, "dq_computed", 1, "its columns are free"),
+        ("gradients_computed", "mma", "compute", umma, 1, NEVER, 1, "dV and dK are in TMEM"),
+        ("gradients_read", "compute", "mma", warps, 1, NEVER, 1, "TMEM may be freed"),
+    )
+    return tuple(Edge(*row, meaning, orders_tmem=bool(tmem)) for *row, tmem, meaning in rows)
+
+
 def hopper_backward_edges(stages: int) -> tuple[Edge, ...]:
     """Edges of the Hopper backward kernel: one key block per CTA, query blocks pass by.
 

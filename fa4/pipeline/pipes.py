@@ -121,6 +121,25 @@ class HopperPipes(PipeSet):
 
 
 @dataclass(frozen=True)
+class BackwardPipes(PipeSet):
+    """Edges of the Blackwell backward kernel."""
+
+    k_loaded: Pipe
+    v_loaded: Pipe
+    q_loaded: Pipe
+    do_loaded: Pipe
+    rows_loaded: Pipe
+    s_computed: Pipe
+    p_written: Pipe
+    dp_computed: Pipe
+    ds_written: Pipe
+    dq_computed: Pipe
+    dq_read: Pipe
+    gradients_computed: Pipe
+    gradients_read: Pipe
+
+
+@dataclass(frozen=True)
 class HopperBackwardPipes(PipeSet):
     """Edges of the Hopper backward kernel."""
 

@@ -59,6 +59,16 @@ class HopperBackwardLayouts:
     do: cute.ComposedLayout
     ds: cute.ComposedLayout
 
+    @property
+    def dk(self) -> cute.ComposedLayout:
+        """dK leaves through the memory of K,"""
+        return self.k
+
+    @property
+    def dv(self) -> cute.ComposedLayout:
+        """and dV through that of V."""
+        return self.v
+
 
 def hopper_backward_layouts(plan: HopperBackwardPlan) -> HopperBackwardLayouts:
     """Swizzles as wide as the columns of one warpgroup allow."""

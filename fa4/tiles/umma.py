@@ -48,11 +48,14 @@ def mma_ts(d: Int32, a: Int32, b: Int64, instruction: Int32, accumulate: Boolean
     _mma("[{$r1}]", d, a, b, instruction, accumulate)
 
 
-def instruction_descriptor(dtype: type, m: int, n: int, b_mn_major: bool) -> int:
+def instruction_descriptor(
+    dtype: type, m: int, n: int, b_mn_major: bool, a_mn_major: bool = False
+) -> int:
     """32-bit descriptor of kind::f16 with float32 accumulator (PTX ISA, tcgen05.mma)."""
     f32, operand = 1 << 4, 1 if dtype is cutlass.BFloat16 else 0
     formats = f32 | operand << 7 | operand << 10
-    return formats | int(b_mn_major) << 16 | (n >> 3) << 17 | (m >> 4) << 24
+    major = int(a_mn_major) << 15 | int(b_mn_major) << 16
+    return formats | major | (n >> 3) << 17 | (m >> 4) << 24
 
 
 def _mma(

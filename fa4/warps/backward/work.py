@@ -32,6 +32,11 @@ class BackwardWork:
         """The query blocks, the same for every head of the group."""
         return self.visibility.blocks(tile.m * self.visibility.see.n_block)
 
+    def count(self, tile: WorkTile) -> Int32:
+        """How many blocks of queries the CTA processes, those of all heads of the group."""
+        blocks = self.blocks(tile)
+        return self.group * (blocks.last - blocks.first)
+
     def later_keys(self, tile: WorkTile, block: Int32) -> Int32:
         """How many of the key blocks behind this CTA's see a block of queries that it sees, too.
 

@@ -8,14 +8,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from fa4.numerics.exp2 import exp2_mufu
-from fa4.numerics.pairs import packed, unpacked
+from fa4.numerics.pairs import PairMath, packed, unpacked
 from fa4.numerics.scales import Scales
+from fa4.numerics.score_gradients import probabilities, score_gradients, times_slope
 from fa4.numerics.softcap import cap_scores
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.accumulator import ROW_STEP, ROWS_PER_THREAD, accumulator_row, hide_row
 from fa4.tiles.query_range import QueryVisibility
 from fa4.tiles.registers import pinned
+
+MATH = PairMath(packed=False)
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,10 @@ class Pointwise:
         for i in cutlass.range_constexpr(0, cute.size(s), 2):
             if cutlass.const_expr(i % 4 == 0):
                 low, high = _pair(stats, i // 4)
-            x = (cute.math.fma(s[i], a, -low), cute.math.fma(s[i + 1], a, -high))
-            pair = exp2_mufu(x)
+            pair = probabilities(MATH, (s[i], s[i + 1]), a, (low, high))
             words[i // 2] = packed(*pair, plan.dtype)
             if cutlass.const_expr(plan.softcap):
-                # hidden scores are -inf here and their P is 0: the factor must not be infinite
-                slopes = (_slope(s[i]), _slope(s[i + 1]))
-                pair = (pair[0] * slopes[0], pair[1] * slopes[1])
+                pair = times_slope(MATH, pair, (s[i], s[i + 1]))
             s[i], s[i + 1] = pair
 
     @cute.jit
@@ -81,7 +80,7 @@ class Pointwise:
             pair = (f.s[i], f.s[i + 1])
             if cutlass.const_expr(self.plan.tuning.rounded_p):
                 pair = unpacked(p[i // 2], self.plan.dtype)
-            pair = (pair[0] * (dp[i] - low), pair[1] * (dp[i + 1] - high))
+            pair = score_gradients(MATH, pair, (dp[i], dp[i + 1]), (low, high))
             words[i // 2] = packed(*pair, self.plan.dtype)
 
     def _of_columns(self, values: cute.Tensor) -> cute.Tensor:
@@ -99,11 +98,6 @@ def _pair(values: cute.Tensor, column: int) -> tuple[Float32, Float32]:
     registers = cute.make_rmem_tensor(2, Float32)
     cute.autovec_copy(values[None, column], registers)
     return registers[0], registers[1]
-
-
-def _slope(tanh: Float32) -> Float32:
-    """Derivative of tanh."""
-    return cute.arch.fmax(cute.math.fma(-tanh, tanh, Float32(1.0)), Float32(0.0))
 
 
 def _words(halves: cute.Tensor) -> cute.Tensor:

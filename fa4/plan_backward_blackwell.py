@@ -1,0 +1,158 @@
+"""Plans for the backward pass on Blackwell (sm_100a): everything but Q, K, V, dO is in TMEM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa4.pipeline.edges import Edge, backward_edges
+from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
+from fa4.pipeline.tmem import BackwardTmemMap, backward_tmem_map
+from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
+from fa4.plan_base import DTYPE_BYTES, Role, padded, require
+
+TILE = 128  # keys of a CTA, and queries of a block: the M of one tcgen05.mma, a TMEM lane per row
+WARPGROUP = 4  # warps; each reaches 32 of the 128 lanes of tensor memory
+LANES = 32
+COMPUTE_GROUPS = 2  # warpgroups that halve the queries of a block among themselves
+ROW_STAGES = 2  # of LSE and delta
+DQ_CHUNK = 32  # columns of dQ that leave in one bulk reduction of a warp
+
+PADDED_HEAD_DIMS = (64, 96, 128, 192)
+SQUARE_HEAD_DIM = 128  # above it S, dP, dV and dK do not fit in tensor memory
+WIDE_HEAD_DIMS = (192, 128)  # the one shape above: MLA prefill
+
+
+@dataclass(frozen=True)
+class BackwardTuning:
+    """Choices per head dim that only speed depends on; see TUNED for the reasons."""
+
+    q_stages: int
+    do_stages: int
+    dq_stages: int  # chunks of dQ that a reduce warp may have on their way
+    registers: tuple[int, int, int]  # per thread: compute, reduce, the other warps
+
+
+# (head dim of Q and K, of V), both padded. Shared memory decides the stages: at 128 and (192, 128)
+# it is full. A thread of reduce takes its row of dQ into registers at once, up to 128 columns, since
+# the tensor core waits for those of tensor memory.
+TUNED = {
+    (64, 64): BackwardTuning(2, 2, 2, (152, 128, 72)),
+    (96, 96): BackwardTuning(2, 2, 3, (144, 152, 72)),
+    (128, 128): BackwardTuning(2, 1, 2, (136, 168, 72)),
+    (192, 128): BackwardTuning(1, 1, 2, (136, 168, 72)),
+}
+
+
+@dataclass(frozen=True)
+class BlackwellBackwardPlan(BackwardPlan):
+    """A plan for Blackwell: one CTA per block of keys, roles in single warps and warpgroups."""
+
+    tuning: BackwardTuning
+
+    m_tile = n_block = TILE
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Warps and registers by role. setmaxnreg acts on warpgroups: 4 warps share a budget."""
+        compute, reduce, others = self.tuning.registers
+        first = WARPGROUP * COMPUTE_GROUPS
+        return {
+            "compute": Role(0, first, compute),
+            "reduce": Role(first, WARPGROUP, reduce),
+            "mma": Role(first + WARPGROUP, 1, others),
+            "load": Role(first + WARPGROUP + 1, 1, others),
+            "idle": Role(first + WARPGROUP + 2, 2, others),
+        }
+
+    def edges(self) -> tuple[Edge, ...]:
+        """The pipeline edges of this plan's kernel."""
+        return backward_edges(self.tuning.q_stages, self.tuning.do_stages, ROW_STAGES)
+
+    def tmem(self) -> BackwardTmemMap:
+        """Columns of tensor memory."""
+        return backward_tmem_map(TILE, self.head_dim, self.head_dim_v)
+
+    def notes(self) -> list[str]:
+        """Where the tiles lie in tensor memory."""
+        return [f"tensor memory: {self.tmem().describe()}"]
+
+    @property
+    def group_queries(self) -> int:
+        """Queries of a block that one compute warpgroup takes, one thread per key."""
+        return TILE // COMPUTE_GROUPS
+
+    @property
+    def gradient_rows(self) -> int:
+        """Those of one warp's lanes."""
+        return LANES
+
+    @property
+    def dq_tiles(self) -> int:
+        """One per warp of reduce, of 32 rows."""
+        return WARPGROUP
+
+    @property
+    def dq_tile_threads(self) -> int:
+        """A thread per row."""
+        return LANES
+
+    @property
+    def dq_chunk_floats(self) -> int:
+        """What a warp of reduce adds to global memory at a time."""
+        return LANES * DQ_CHUNK
+
+    def smem(self) -> SharedMemoryMap:
+        """Offsets in shared memory."""
+        tuning = self.tuning
+        staging = WARPGROUP * tuning.dq_stages * self.dq_chunk_floats * FLOAT_BYTES
+        return shared_memory_map(
+            self.edges(),
+            {
+                "tmem_address": 4,
+                "sLSE": ROW_STAGES * self.row_bytes,
+                "sDelta": ROW_STAGES * self.row_bytes,
+                "sK": self.k_block_bytes,
+                "sV": self.v_block_bytes,
+                "sQ": tuning.q_stages * self.q_block_bytes,
+                "sdO": tuning.do_stages * self.do_block_bytes,
+                "sdS": TILE * TILE * DTYPE_BYTES,
+                "sdQ": staging,
+            },
+        )
+
+    def check(self) -> None:
+        """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""
+        super().check()
+        stages, chunks = self.tuning.q_stages, self.head_dim // DQ_CHUNK
+        require(
+            chunks % self.tuning.dq_stages == 0,
+            f"{self.name}: dq_stages={self.tuning.dq_stages} for {chunks} chunks of dQ, which take "
+            "the same stages in every block. Take a number that divides.",
+        )
+        require(
+            stages > 1 or not self.tmem().scores_ahead,
+            f"{self.name}: q_stages={stages}, but S of the next block is computed before dK of "
+            "this one. Take 2.",
+        )
+
+
+def blackwell_backward_plan(
+    dims: tuple[int, int], options: dict[str, object]
+) -> BlackwellBackwardPlan:
+    """The backward plan for unpadded head dims; `options` are the other fields of BasePlan.
+
+    Raises ValueError for head dims without a kernel.
+    """
+    if max(dims) > SQUARE_HEAD_DIM and dims != WIDE_HEAD_DIMS:
+        raise ValueError(
+            f"(head_dim, head_dim_v) is {dims}; {options['arch']} supports both at most "
+            f"{SQUARE_HEAD_DIM}, or {WIDE_HEAD_DIMS}."
+        )
+    head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
+    larger = max(head_dim, head_dim_v)
+    return BlackwellBackwardPlan(
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        tuning=TUNED.get((head_dim, head_dim_v)) or TUNED[larger, larger],
+        **options,
+    )
