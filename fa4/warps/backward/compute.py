@@ -37,7 +37,7 @@ class KeyRow:
     store: cute.TiledCopy
     tStP: cute.Tensor  # P^T on S^T, (copy, 1, chunk); dS^T on dP^T likewise
     tPtS: cute.Tensor
-    sdS: cute.Tensor  # (query,): dS^T in shared memory
+    ds: cute.Tensor  # (query,): dS^T in shared memory
     key: Int32
     query: Int32  # the first one, within a block
 
@@ -105,7 +105,7 @@ class BackwardCompute:
             store=store,
             tStP=store.get_slice(first_lane).partition_D(p),
             tPtS=store.get_slice(first_lane).partition_D(ds),
-            sdS=row,
+            ds=row,
             key=key0 + key,
             query=group * queries,
         )
@@ -192,9 +192,9 @@ class BackwardCompute:
                 ds = score_gradients(MATH, pair, grad, _pair(values, i))
                 words[i // 2] = packed(*ds, self.plan.dtype).bitcast(Float32)
             cute.copy(x.store, words, x.tPtS[None, None, chunk])
-            halves = cute.recast_ptr(words.iterator, dtype=x.sdS.element_type)
+            halves = cute.recast_ptr(words.iterator, dtype=x.ds.element_type)
             halves = cute.make_tensor(halves, cute.make_layout(CHUNK))
-            cute.autovec_copy(halves, cute.local_tile(x.sdS, (CHUNK,), (chunk,)))
+            cute.autovec_copy(halves, cute.local_tile(x.ds, (CHUNK,), (chunk,)))
         cute.arch.fence_view_async_tmem_store()
         cute.arch.fence_view_async_shared()
         pipes.ds_written.commit(0)

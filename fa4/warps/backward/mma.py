@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
-from cutlass.pipeline import PipelineUserType, make_pipeline_state
+from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import BackwardPipes
 from fa4.plan_backward_blackwell import COMPUTE_GROUPS, TILE, BlackwellBackwardPlan
@@ -64,10 +64,7 @@ class BackwardMma:
         do = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.do_stages)
         phase = Int32(0)
         pipes.k_loaded.wait(0, phase)
-        if cutlass.const_expr(ahead):
-            if count > 0:
-                pipes.q_loaded.wait(q.index, q.phase)
-                self._scores(x, q.index, pipes)
+        self._scores_ahead(x, pipes, q, count > 0)
         pipes.v_loaded.wait(0, phase)
         for i in cutlass.range(count, unroll=1):
             if cutlass.const_expr(not ahead):
@@ -84,10 +81,7 @@ class BackwardMma:
             do.advance()
             stage = q.index
             q.advance()
-            if cutlass.const_expr(ahead):
-                if i + 1 < count:
-                    pipes.q_loaded.wait(q.index, q.phase)
-                    self._scores(x, q.index, pipes)
+            self._scores_ahead(x, pipes, q, i + 1 < count)
             pipes.ds_written.wait(0, phase)
             self._add(x.dk, x.dp, (x.smem.q_columns, stage), x.dk_shape, i > 0)
             pipes.q_loaded.release(stage)
@@ -120,6 +114,16 @@ class BackwardMma:
             dk_shape=shape(plan.head_dim, True),
             dq_shape=shape(plan.head_dim, True, True),
         )
+
+    @cute.jit
+    def _scores_ahead(
+        self, x: Products, pipes: BackwardPipes, q: PipelineState, follows: Boolean
+    ) -> None:
+        """S of the next block if one follows, where it has room in tensor memory."""
+        ahead = self.plan.tmem().scores_ahead
+        if cutlass.const_expr(ahead) and follows:
+            pipes.q_loaded.wait(q.index, q.phase)
+            self._scores(x, q.index, pipes)
 
     @cute.jit
     def _scores(self, x: Products, stage: Int32, pipes: BackwardPipes) -> None:

@@ -18,7 +18,7 @@ from fa4.tiles.bundles import tmem_tile
 from fa4.tiles.dq_sum import dq_target, dq_vectors
 from fa4.warps.backward.work import BackwardWork
 
-ROW_FLOATS = 128  # of a row of dQ that fit in a thread's registers
+REGISTERS = 128  # floats of a row of dQ that a thread can hold
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class BackwardReduce:
     @cute.jit
     def _add(self, x: DqRows, smem: BackwardSmem, total: cute.Tensor, pipes: BackwardPipes) -> None:
         """A block of dQ; tensor memory is handed back before it is on its way."""
-        columns = self.plan.head_dim
-        for first in cutlass.range_constexpr(0, columns, ROW_FLOATS):
-            chunks = range(first // DQ_CHUNK, min(first + ROW_FLOATS, columns) // DQ_CHUNK)
-            values = {c: cute.make_rmem_tensor(((DQ_CHUNK, 1), 1), Float32) for c in chunks}
-            for c in cutlass.range_constexpr(chunks.start, chunks.stop):
-                cute.copy(x.load, x.tQtQ[None, None, c], values[c])
+        chunks = self.plan.head_dim // DQ_CHUNK
+        at_once = chunks // -(-self.plan.head_dim // REGISTERS)
+        for first in cutlass.range_constexpr(0, chunks, at_once):
+            values = [cute.make_rmem_tensor(((DQ_CHUNK, 1), 1), Float32) for _ in range(at_once)]
+            for c in cutlass.range_constexpr(at_once):
+                cute.copy(x.load, x.tQtQ[None, None, first + c], values[c])
             cute.arch.fence_view_async_tmem_load()
-            if cutlass.const_expr(first + ROW_FLOATS >= columns):
+            if cutlass.const_expr(first + at_once == chunks):
                 pipes.dq_read.commit(0)
-            for c in cutlass.range_constexpr(chunks.start, chunks.stop):
-                self._send(x, smem, values[c], total, c)
+            for c in cutlass.range_constexpr(at_once):
+                self._send(x, smem, values[c], total, first + c)
 
     @cute.jit
     def _send(
