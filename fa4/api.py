@@ -24,7 +24,6 @@ from fa4.addressing import (
 )
 from fa4.emulator.sessions import open_sessions
 from fa4.plan import plan_forward
-from fa4.plan_backward import require_backward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, default_scale
 
@@ -62,7 +61,7 @@ def flash_attn_func(
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Softmax attention, O = softmax(softmax_scale * Q K^T) V; differentiable on Hopper.
+    """Softmax attention, O = softmax(softmax_scale * Q K^T) V; differentiable.
 
     Args:
         q: (batch, seqlen_q, heads_q, head_dim), bfloat16 or float16.
@@ -90,7 +89,7 @@ def flash_attn_func(
 
     Under `torch.autocast` q, k and v are cast to its dtype, as those of torch's SDPA are.
 
-    q, k and v have gradients, through lse too; on Blackwell this version computes none.
+    q, k and v have gradients, through lse too.
 
     CUDA tensors on compute capability 9.0, 10.0 and 10.3 run natively; a call may be captured in a
     CUDA graph after one with the same shapes and options was made outside. CPU tensors run the same
@@ -98,7 +97,7 @@ def flash_attn_func(
 
     Raises:
         TypeError, ValueError: a dtype, shape, stride or option that is not supported.
-        NotImplementedError: the device has no kernel, or none for the gradient that is asked for.
+        NotImplementedError: the device has no kernel.
     """
     tracing = torch.compiler.is_compiling()
     layouts = None if tracing else layouts_of(q, k, v)
@@ -152,9 +151,7 @@ def can_implement(
         layouts = layouts_of(q, k, v)
         arch = None if q.is_cuda and not open_sessions else foreign_arch(q)
         options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
-        _, plan = resolve(layouts, arch, *options)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
-            require_backward(plan.arch)
+        resolve(layouts, arch, *options)
     except (TypeError, ValueError, NotImplementedError) as error:
         return Support(False, str(error))
     copies = [

@@ -14,7 +14,7 @@ import torch
 from fa4 import api
 from fa4.addressing import addressable
 from fa4.launch_backward import BackwardTensors, backward
-from fa4.plan_backward import plan_backward, require_backward
+from fa4.plan_backward import plan_backward
 from fa4.problem import Problem
 
 _OPTIONS = (
@@ -32,20 +32,10 @@ _LIBRARY.define(
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Differentiable (out, lse), see `flash_attn_func`; `options` as in `api.Options`.
-
-    Raises NotImplementedError where there is no backward kernel.
-    """
-    require_gradients(q, k, v)
+    """Differentiable (out, lse), see `flash_attn_func`; `options` as in `api.Options`."""
     if not torch.compiler.is_compiling():
         _asked(q, k, v, options)  # our errors come before those of the operator's schema
     return torch.ops.fa4.attention(q, k, v, *options)
-
-
-def require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Raise NotImplementedError where a gradient is wanted and there is no backward kernel."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        require_backward(_arch(q))
 
 
 def _arch(q: torch.Tensor) -> str:

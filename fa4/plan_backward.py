@@ -20,20 +20,12 @@ PLANS = {
 def plan_backward(problem: Problem, arch: str) -> BackwardPlan:
     """The plan for a problem; depends on head dims, dtype and options only.
 
-    Raises NotImplementedError for an architecture without a backward kernel.
+    Raises ValueError for an architecture or head dims without a kernel.
     """
-    require_backward(arch)
+    if arch not in PLANS:
+        raise ValueError(f"{arch=} has no backward kernel; available: {', '.join(PLANS)}")
     options = (*options_of(problem, arch), ("deterministic", problem.deterministic))
     return _plan_backward((problem.head_dim, problem.head_dim_v), options)
-
-
-def require_backward(arch: str) -> None:
-    """Raise NotImplementedError for an architecture without a backward kernel."""
-    if arch not in PLANS:
-        raise NotImplementedError(
-            f"no backward for {arch} in this version, only for {', '.join(PLANS)}. "
-            "Call under torch.no_grad() or pass detached tensors."
-        )
 
 
 @cache

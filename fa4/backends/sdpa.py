@@ -143,7 +143,6 @@ def _forward(
             f"dropout_p is {dropout_p}; no kernel here drops out. Pass 0.0, or use "
             "torch.nn.attention.sdpa_kernel with another backend around the call."
         )
-    ops.require_gradients(*inputs)  # their views below autograd do not tell
     (q, k, v), options = _ours(inputs, is_causal, scale)
     out, lse = ops.attention(q, k, v, *options)
     return _laid_out(out.transpose(1, 2), inputs[0]), lse

@@ -1,4 +1,4 @@
-"""CPU tensors stand for those of a Hopper GPU, which has gradients."""
+"""CPU tensors stand for those of a Hopper GPU."""
 
 import pytest
 

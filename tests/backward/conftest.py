@@ -1,8 +1,12 @@
-"""CPU tensors stand for those of a Hopper GPU in all tests of the backward pass."""
+"""Every test of the backward pass runs on the kernels of both architectures."""
 
 import pytest
 
+ARCHS = ("sm_90a", "sm_100a")
 
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_90a")
+
+@pytest.fixture(autouse=True, params=ARCHS)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """CPU tensors stand for those of a GPU of this architecture."""
+    monkeypatch.setenv("FA4_EMULATE_ARCH", request.param)
+    return request.param

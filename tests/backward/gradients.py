@@ -4,6 +4,7 @@ import torch
 
 import fa4
 from fa4 import emulator, reference
+from fa4.api import emulated_arch
 from tests.asked import problem_of
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -42,7 +43,7 @@ def differentiate(
 ) -> Tensors:
     """dQ, dK, dV of the kernels; the forward pass runs under the same schedule."""
     leaves = tuple(t.detach().requires_grad_() for t in inputs)
-    with emulator.session(schedule=schedule, seed=seed, arch="sm_90a", num_sms=4):
+    with emulator.session(schedule=schedule, seed=seed, arch=emulated_arch(), num_sms=4):
         out, lse = fa4.flash_attn_func(*leaves, return_lse=True, **options)
         outputs = (out,) if grads[1] is None else (out, lse)
         return torch.autograd.grad(outputs, leaves, grads[: len(outputs)])

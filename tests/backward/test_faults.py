@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import fa4
 from tests.backward.gradients import check, differentiate, draw, upstream
 
 
@@ -113,13 +112,3 @@ def test_zero_gradients_where_the_output_does_not_depend_on_scores() -> None:
     assert math.isclose(
         dv.float().sum().item(), upstream((q, k, v))[0].float().sum().item(), abs_tol=2.0
     )
-
-
-def test_no_backward_on_blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_100a")
-    q, k, v = draw((8, 8))
-    with pytest.raises(NotImplementedError, match="no backward for sm_100a in this version"):
-        fa4.flash_attn_func(q, k.requires_grad_(), v)
-    assert not fa4.can_implement(q, k, v)
-    with torch.no_grad():
-        assert fa4.can_implement(q, k, v)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fa4.plan_hopper_backward import TUNED
+from fa4 import plan_backward_blackwell as blackwell
+from fa4 import plan_hopper_backward
 from tests.backward.gradients import check, differentiate, draw, upstream
 from tests.matrix.cases import LAYOUTS, Case
 
@@ -14,25 +15,36 @@ MASKS = {
     "softcap": {"softcap": 15.0, "causal": True},
 }
 DTYPES = (torch.bfloat16, torch.float16)
-DIMS = sorted(TUNED)
-SHORT = [  # every head dim with and without a mask, every mask and dtype with some head dim
-    *((dims, ("full", "causal")[i % 2], DTYPES[0]) for i, dims in enumerate(DIMS)),
-    *((dims, ("causal", "window")[i % 2], DTYPES[i % 2]) for i, dims in enumerate(DIMS)),
-    ((64, 64), "softcap", DTYPES[0]),
-    ((192, 128), "softcap", DTYPES[1]),
-]
+DIMS = {"sm_90a": sorted(plan_hopper_backward.TUNED), "sm_100a": sorted(blackwell.TUNED)}
+Kind = tuple[str, tuple[int, int], str, torch.dtype]
+
+
+def short(arch: str) -> list[Kind]:
+    """Every head dim with and without a mask, every mask and dtype with some head dim."""
+    dims = DIMS[arch]
+    return [
+        *((arch, d, ("full", "causal")[i % 2], DTYPES[0]) for i, d in enumerate(dims)),
+        *((arch, d, ("causal", "window")[i % 2], DTYPES[i % 2]) for i, d in enumerate(dims)),
+        (arch, (64, 64), "softcap", DTYPES[0]),
+        (arch, (192, 128), "softcap", DTYPES[1]),
+    ]
+
+
+SHORT = [kind for arch in DIMS for kind in short(arch)]
 LONG = [
-    (dims, mask, dtype)
-    for dims in DIMS
+    (arch, dims, mask, dtype)
+    for arch, several in DIMS.items()
+    for dims in several
     for mask in MASKS
     for dtype in DTYPES
-    if (dims, mask, dtype) not in SHORT
+    if (arch, dims, mask, dtype) not in SHORT
 ]
 
 
 @pytest.mark.parametrize(
-    ("dims", "mask", "dtype"),
+    ("arch", "dims", "mask", "dtype"),
     [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
+    indirect=["arch"],
     ids=str,
 )
 def test_kinds_of_kernels(dims: tuple[int, int], mask: str, dtype: torch.dtype) -> None:
@@ -60,15 +72,20 @@ def test_heads_and_batch(heads: tuple[int, int]) -> None:
     check(draw((150, 150), heads=heads, batch=2), causal=True)
 
 
-@pytest.mark.parametrize("dims", [(8, 8), (72, 72), (40, 104), (64, 128), (200, 136)], ids=str)
+@pytest.mark.parametrize("dims", [(8, 8), (72, 72), (40, 104), (64, 128)], ids=str)
 def test_head_dims_between_the_tuned_ones(dims: tuple[int, int]) -> None:
     check(draw((100, 90), dims=dims), causal=True)
 
 
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+def test_head_dims_that_only_hopper_has() -> None:
+    check(draw((100, 90), dims=(200, 136)), causal=True)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_of_inputs(layout: str) -> None:
+def test_layouts_of_inputs(layout: str, arch: str) -> None:
     """Memory between the elements is NaN."""
-    case = Case("sm_90a", (64, 64), "bfloat16", (100, 90), (2, 1), 2, layout, {})
+    case = Case(arch, (64, 64), "bfloat16", (100, 90), (2, 1), 2, layout, {})
     check(case.inputs(), causal=True)
 
 

@@ -14,11 +14,15 @@ from tests.backward.gradients import Tensors, differentiate, draw, upstream
 
 HOSTILE = [("late", 0), *((kind, seed) for seed in range(4) for kind in ("random", "priority"))]
 MANY_BLOCKS = [("late", 0), ("random", 0), ("priority", 0), ("priority", 1)]
-KINDS = {  # head dims that are computed in different ways
-    "own keys": (64, 64),
-    "scores ahead": (96, 96),
-    "columns split": (192, 128),
-}
+KINDS = [  # head dims that are computed in different ways, and keys of a CTA
+    pytest.param("sm_90a", (64, 64), 128, id="own keys"),
+    pytest.param("sm_90a", (96, 96), 128, id="scores ahead"),
+    pytest.param("sm_90a", (192, 128), 64, id="columns split"),
+    pytest.param("sm_100a", (128, 128), 128, id="tensor memory"),
+    pytest.param("sm_100a", (96, 96), 128, id="three chunks of dQ"),
+    pytest.param("sm_100a", (192, 128), 128, id="shared columns"),
+]
+each_kind = pytest.mark.parametrize(("arch", "dims", "keys"), KINDS, indirect=["arch"])
 
 
 def problem(dims: tuple[int, int], keys: int) -> tuple[Tensors, tuple[torch.Tensor, ...]]:
@@ -26,11 +30,10 @@ def problem(dims: tuple[int, int], keys: int) -> tuple[Tensors, tuple[torch.Tens
     return inputs, upstream(inputs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_same_bits(kind: str) -> None:
+@each_kind
+def test_same_bits(dims: tuple[int, int], keys: int) -> None:
     """Two blocks of keys."""
-    dims = KINDS[kind]
-    inputs, grads = problem(dims, 128 if kind == "columns split" else 200)
+    inputs, grads = problem(dims, 2 * keys - 28)
     expected = differentiate(inputs, grads, causal=True)
     for schedule, seed in HOSTILE:
         got = differentiate(inputs, grads, schedule, seed, causal=True)
@@ -48,12 +51,12 @@ def test_many_blocks_of_keys() -> None:
         torch.testing.assert_close(dq, expected[0], rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_race_and_no_missing_fence(kind: str) -> None:
+@each_kind
+def test_no_race_and_no_missing_fence(arch: str, dims: tuple[int, int], keys: int) -> None:
     """The checker looks at every access, whatever order the schedule took."""
-    inputs, grads = problem(KINDS[kind], 100)
+    inputs, grads = problem(dims, keys - 28)
     leaves = tuple(t.requires_grad_() for t in inputs)
     outputs = fa4.flash_attn_func(*leaves, causal=True, return_lse=True)
-    with emulator.session(arch="sm_90a", num_sms=2, check=True) as checked:
+    with emulator.session(arch=arch, num_sms=2, check=True) as checked:
         torch.autograd.grad(outputs, leaves, grads)
     assert len(checked.launches) == 3
