@@ -14,7 +14,6 @@ TILE = 128  # keys of a CTA, and queries of a block: the M of one tcgen05.mma, a
 WARPGROUP = 4  # warps; each reaches 32 of the 128 lanes of tensor memory
 LANES = 32
 COMPUTE_GROUPS = 2  # warpgroups that halve the queries of a block among themselves
-ROW_STAGES = 2  # of LSE and delta
 DQ_CHUNK = 32  # columns of dQ that leave in one bulk reduction of a warp
 
 PADDED_HEAD_DIMS = (64, 96, 128, 192)
@@ -26,7 +25,7 @@ WIDE_HEAD_DIMS = (192, 128)  # the one shape above: MLA prefill
 class BackwardTuning:
     """Choices per head dim that only speed depends on; see TUNED for the reasons."""
 
-    q_stages: int
+    q_stages: int  # of Q, and of LSE and delta
     do_stages: int
     dq_stages: int  # chunks of dQ that a reduce warp may have on their way
     registers: tuple[int, int, int]  # per thread: compute, reduce, the other warps
@@ -66,7 +65,7 @@ class BlackwellBackwardPlan(BackwardPlan):
 
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
-        return backward_edges(self.tuning.q_stages, self.tuning.do_stages, ROW_STAGES)
+        return backward_edges(self.tuning.q_stages, self.tuning.do_stages)
 
     def tmem(self) -> BackwardTmemMap:
         """Columns of tensor memory."""
@@ -109,8 +108,8 @@ class BlackwellBackwardPlan(BackwardPlan):
             self.edges(),
             {
                 "tmem_address": 4,
-                "sLSE": ROW_STAGES * self.row_bytes,
-                "sDelta": ROW_STAGES * self.row_bytes,
+                "sLSE": tuning.q_stages * self.row_bytes,
+                "sDelta": tuning.q_stages * self.row_bytes,
                 "sK": self.k_block_bytes,
                 "sV": self.v_block_bytes,
                 "sQ": tuning.q_stages * self.q_block_bytes,

@@ -105,11 +105,12 @@ def hopper_edges(slots: int, kv_stages: int, q_buffers: int) -> tuple[Edge, ...]
     return tuple(Edge(*row) for row in rows)
 
 
-def backward_edges(q_stages: int, do_stages: int, row_stages: int) -> tuple[Edge, ...]:
+def backward_edges(q_stages: int, do_stages: int) -> tuple[Edge, ...]:
     """Edges of the Blackwell backward kernel: one key block per CTA, query blocks pass by.
 
     dS goes to tensor memory for dK, and to shared memory for dQ. Both are free again when dP of the
-    next block is computed, since a commit comes after all earlier MMAs.
+    next block is computed, since a commit comes after all earlier MMAs. A block's Q is handed back
+    after dK, which needs dS and so comes after all reads of LSE and delta.
     """
     tma, umma, warps = Kind.TMA, Kind.UMMA, Kind.WARPS
     rows = (
@@ -118,16 +119,7 @@ def backward_edges(q_stages: int, do_stages: int, row_stages: int) -> tuple[Edge
         ("v_loaded", "load", "mma", tma, 1, NEVER, 0, "the CTA's values are in smem"),
         ("q_loaded", "load", "mma", tma, q_stages, "commit", 0, "a Q block is in smem"),
         ("do_loaded", "load", "mma", tma, do_stages, "commit", 0, "a dO block is in smem"),
-        (
-            "rows_loaded",
-            "load",
-            "compute",
-            tma,
-            row_stages,
-            "warps",
-            0,
-            "LSE and delta are in smem",
-        ),
+        ("rows_loaded", "load", "compute", tma, q_stages, "q_loaded", 0, "so are LSE and delta"),
         ("s_computed", "mma", "compute", umma, 1, "p_written", 1, "S^T = K Q^T is in TMEM"),
         ("p_written", "compute", "mma", warps, 1, "s_computed", 1, "P^T is in TMEM"),
         ("dp_computed", "mma", "compute", umma, 1, "ds_written", 1, "dP^T = V dO^T is in TMEM"),

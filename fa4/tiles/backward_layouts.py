@@ -9,7 +9,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from fa4.plan_backward_blackwell import LANES, ROW_STAGES, TILE, WARPGROUP, BlackwellBackwardPlan
+from fa4.plan_backward_blackwell import LANES, TILE, WARPGROUP, BlackwellBackwardPlan
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import row_major, transposed
 from fa4.tiles.umma import SmemOperand, smem_operand
@@ -88,8 +88,8 @@ def carve_backward(plan: BlackwellBackwardPlan, smem: cute.Pointer) -> BackwardS
         ds=tile("sdS", layouts.ds),
         dk=tile("sK", layouts.dk),
         dv=tile("sV", layouts.dv),
-        lse=floats("sLSE", (TILE, ROW_STAGES)),
-        delta=floats("sDelta", (TILE, ROW_STAGES)),
+        lse=floats("sLSE", (TILE, plan.tuning.q_stages)),
+        delta=floats("sDelta", (TILE, plan.tuning.q_stages)),
         dq=floats("sdQ", (plan.dq_chunk_floats, plan.tuning.dq_stages, WARPGROUP)),
     )
 

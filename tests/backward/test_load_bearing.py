@@ -1,4 +1,6 @@
-"""Every synchronising action of the backward is needed: without it some schedule shows a fault."""
+"""Every synchronising action of the backward is needed: without it the checker, or some schedule,
+shows a fault.
+"""
 
 import re
 from collections.abc import Callable, Hashable, Iterator
@@ -22,32 +24,48 @@ from fa4.launch_backward import BackwardTensors, backward
 from fa4.pipeline import barriers
 from fa4.pipeline.check import required_actions
 from fa4.plan_backward import plan_backward
-from fa4.plan_hopper_backward import HopperBackwardPlan
+from fa4.plan_backward_base import BackwardPlan
 from fa4.problem import Problem
 from tests.asked import problem_of
 from tests.backward.gradients import Tensors, draw, upstream
 
+CHECKED = "checked"  # the checker looks on
 STARVED = "starved"  # a schedule beside those of the emulator, see starved
 SCHEDULES = [
+    (CHECKED, 0),
     ("early", 0),
     ("late", 0),
     *((STARVED, order) for order in range(1, 28, 3)),
     *((kind, seed) for seed in range(8) for kind in ("priority", "random")),
 ]
-CONTROLS = [*SCHEDULES[:4], ("priority", 0), ("random", 0)]
+CONTROLS = [*SCHEDULES[:5], ("priority", 0), ("random", 0)]
 
-# head dims and keys (two blocks of them, so that the sum of dQ has the same bits in any order)
-KERNELS = {"own keys": ((128, 128), 200), "scores ahead": ((96, 96), 200)}
-LONG = {"columns split": ((192, 128), 128)}
-
-# what an action on an edge is in PTX
-KINDS = {
-    "wait": "wait",
-    "acquire": "wait",
-    "expect": "expect",
-    "commit": "arrive",
-    "release": "arrive",
+# architecture, head dims, and keys: two blocks of them, so that the sum of dQ has the same bits in
+# any order
+KERNELS = {
+    "own keys": ("sm_90a", (128, 128), 200),
+    "scores ahead": ("sm_90a", (96, 96), 200),
+    "tensor memory": ("sm_100a", (128, 128), 200),
 }
+LONG = {
+    "columns split": ("sm_90a", (192, 128), 128),
+    "shared columns": ("sm_100a", (192, 128), 200),
+}
+HOPPER = [kernel for kernel, (arch, *_) in KERNELS.items() if arch == "sm_90a"]
+
+# what an action on an edge is in PTX: a commit or a release may be one of the tensor core
+KINDS = {
+    "wait": {"wait"},
+    "acquire": {"wait"},
+    "expect": {"expect"},
+    "commit": {"arrive", "commit"},
+    "release": {"arrive", "commit"},
+}
+
+
+@pytest.fixture(autouse=True)
+def arch() -> None:
+    """A kernel has its own here."""
 
 
 def places(ptx: str, edge: str, action: str) -> list[Site]:
@@ -55,13 +73,13 @@ def places(ptx: str, edge: str, action: str) -> list[Site]:
     return [
         site
         for site in sites(ptx)
-        if site.where.startswith(f"{edge} {action} ") and (site.kind, site.n) == (KINDS[action], 0)
+        if site.where.startswith(f"{edge} {action} ") and site.kind in KINDS[action] and not site.n
     ]
 
 
-def kernel_plan(kernel: str) -> HopperBackwardPlan:
-    dims, keys = (KERNELS | LONG)[kernel]
-    return plan_backward(problem_of(*draw((300, keys), dims=dims), causal=True), "sm_90a")
+def kernel_plan(kernel: str) -> BackwardPlan:
+    arch, dims, keys = (KERNELS | LONG)[kernel]
+    return plan_backward(problem_of(*draw((300, keys), dims=dims), causal=True), arch)
 
 
 PARTS = [
@@ -79,7 +97,7 @@ class Experiment:
     """A marked kernel, what it works on, and the right gradients."""
 
     problem: Problem
-    plan: HopperBackwardPlan
+    plan: BackwardPlan
     tensors: BackwardTensors
     ptx: str
     answer: Tensors
@@ -101,7 +119,7 @@ class Experiment:
 
 def run(
     problem: Problem,
-    plan: HopperBackwardPlan,
+    plan: BackwardPlan,
     tensors: BackwardTensors,
     order: tuple[str, int],
     rewrite: Callable[[str], str],
@@ -120,7 +138,13 @@ def run(
         mock.patch.object(Program, "from_ptx", staticmethod(rewritten)),
         nothing_after_exit(),
         starved(seed) if kind == STARVED else nullcontext(),
-        emulator.session("late" if kind == STARVED else kind, seed, arch="sm_90a", num_sms=1),
+        emulator.session(
+            {STARVED: "late", CHECKED: "early"}.get(kind, kind),
+            seed,
+            arch=plan.arch,
+            num_sms=1,
+            check=kind == CHECKED,
+        ),
     ):
         backward(problem, plan, replace(tensors, **gradients))
     return results, seen[-1]
@@ -143,7 +167,7 @@ def starved(order: int) -> Iterator[None]:
 
 def experiment(kernel: str) -> Experiment:
     """Causal, two heads on one of keys: six rounds of the rings, on each of two blocks of keys."""
-    dims, keys = (KERNELS | LONG)[kernel]
+    _, dims, keys = (KERNELS | LONG)[kernel]
     inputs = draw((300, keys), dims=dims)
     grad_out, grad_lse = upstream(inputs)
     out, lse = fa4.flash_attn_func(*inputs, causal=True, return_lse=True)
@@ -177,7 +201,7 @@ def test_removal_is_noticed(
     assert not unnoticed
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", HOPPER)
 def test_barriers_before_dk_and_dv_leave_are_noticed(
     kernel: str, marked: Callable[[str], Experiment]
 ) -> None:

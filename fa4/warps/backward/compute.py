@@ -16,7 +16,7 @@ from fa4.numerics.scales import GradientScales
 from fa4.numerics.score_gradients import probabilities, score_gradients, times_slope
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline.pipes import BackwardPipes
-from fa4.plan_backward_blackwell import LANES, ROW_STAGES, TILE, BlackwellBackwardPlan
+from fa4.plan_backward_blackwell import LANES, TILE, BlackwellBackwardPlan
 from fa4.tiles.backward_bundles import BackwardTma
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bundles import tmem_tile
@@ -47,7 +47,7 @@ class BackwardCompute:
     """P^T = 2^(scale S^T - LSE), dS^T = P^T (dP^T - delta); in the end dV and dK.
 
     Waits: rows_loaded, s_computed, dp_computed, gradients_computed.
-    Signals: p_written, ds_written, gradients_read, and the release of rows_loaded.
+    Signals: p_written, ds_written, gradients_read.
     Owns: S and dP in TMEM while it holds them, P and dS on top; sdS.
     Registers: plan.roles["compute"].
     """
@@ -67,7 +67,7 @@ class BackwardCompute:
         """One block of keys: all its query blocks, then dK and dV to global memory."""
         tile = work.tile()
         blocks, x = work.blocks(tile), self._key_row(smem, tmem, tile.m * TILE)
-        ring = make_pipeline_state(PipelineUserType.Consumer, ROW_STAGES)
+        ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.q_stages)
         phase, block = Int32(0), blocks.first
         for _ in cutlass.range(work.count(tile), unroll=1):
             masked = (block < blocks.full_first) | (block >= blocks.full_last)
@@ -76,7 +76,6 @@ class BackwardCompute:
                 x, smem.lse[None, ring.index], pipes, work, scales, (block, masked, phase)
             )
             self._grad_scores(x, scores, smem.delta[None, ring.index], pipes, phase)
-            pipes.rows_loaded.release(ring.index)
             ring.advance()
             phase ^= 1
             block = block + 1 if block + 1 < blocks.last else blocks.first

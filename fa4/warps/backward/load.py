@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
+from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import BackwardPipes
-from fa4.plan_backward_blackwell import ROW_STAGES, BlackwellBackwardPlan
+from fa4.plan_backward_blackwell import BlackwellBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows, BackwardTma, block_of, tiles_of
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bulk import load_floats
@@ -19,19 +19,11 @@ from fa4.warps.backward.work import BackwardWork
 
 
 @dataclass(frozen=True)
-class Rings:
-    """Stages and phases of Q, of dO, and of LSE with delta."""
-
-    q: PipelineState
-    do: PipelineState
-    rows: PipelineState
-
-
-@dataclass(frozen=True)
 class BackwardLoad:
     """Order: K, V, then per query block Q, its LSE and delta, its dO.
 
-    Waits: the release of q_loaded, do_loaded and rows_loaded, of the first two in the end too.
+    Waits: the release of q_loaded and do_loaded; in the end nobody waits for them, since the last
+    commit of the CTA, gradients_computed, comes after theirs.
     Signals: k_loaded, v_loaded, q_loaded, do_loaded, rows_loaded.
     Owns: no TMEM columns. Registers: plan.roles["load"].
     """
@@ -50,39 +42,23 @@ class BackwardLoad:
         """Feed the other roles of this CTA."""
         plan, tile = self.plan, work.tile()
         blocks = work.blocks(tile)
-        rings = self._rings()
+        ring = make_pipeline_state(PipelineUserType.Consumer, plan.tuning.q_stages)
+        do_ring = make_pipeline_state(PipelineUserType.Consumer, plan.tuning.do_stages)
         self._load_keys(tma, smem, pipes, tile)
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             q = tiles_of(tma.q, smem.q, (head, tile.batch), plan.q_box)
             do = tiles_of(tma.do, smem.do, (head, tile.batch), plan.o_box)
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
-                stage, phase = rings.q.index, rings.q.phase
-                pipes.q_loaded.acquire(stage, phase)
+                stage = ring.index
+                pipes.q_loaded.acquire(stage, ring.phase)
                 q.load(block, stage, pipes.q_loaded.expect(stage, plan.q_block_bytes))
-                self._load_rows(smem, rows, pipes, (block, head, tile.batch), rings.rows)
-                stage, phase = rings.do.index, rings.do.phase
-                pipes.do_loaded.acquire(stage, phase)
+                self._load_rows(smem, rows, pipes, (block, head, tile.batch), stage)
+                ring.advance()
+                stage = do_ring.index
+                pipes.do_loaded.acquire(stage, do_ring.phase)
                 do.load(block, stage, pipes.do_loaded.expect(stage, plan.do_block_bytes))
-                rings = self._advance(rings)
-        # No tcgen05.commit may arrive on shared memory that an exited CTA has given back.
-        for _ in cutlass.range_constexpr(plan.tuning.q_stages):
-            pipes.q_loaded.acquire(rings.q.index, rings.q.phase)
-            rings.q.advance()
-        for _ in cutlass.range_constexpr(plan.tuning.do_stages):
-            pipes.do_loaded.acquire(rings.do.index, rings.do.phase)
-            rings.do.advance()
-
-    def _rings(self) -> Rings:
-        stages = (self.plan.tuning.q_stages, self.plan.tuning.do_stages, ROW_STAGES)
-        return Rings(*(make_pipeline_state(PipelineUserType.Consumer, n) for n in stages))
-
-    @cute.jit
-    def _advance(self, rings: Rings) -> Rings:
-        rings.q.advance()
-        rings.do.advance()
-        rings.rows.advance()
-        return rings
+                do_ring.advance()
 
     @cute.jit
     def _load_keys(
@@ -103,10 +79,10 @@ class BackwardLoad:
         rows: BackwardRows,
         pipes: BackwardPipes,
         where: tuple[Int32, Int32, Int32],
-        ring: PipelineState,
+        stage: Int32,
     ) -> None:
-        plan, stage = self.plan, ring.index
-        pipes.rows_loaded.acquire(stage, ring.phase)
+        """Into the stage of their Q."""
+        plan = self.plan
         mbarrier = pipes.rows_loaded.expect(stage, 2 * plan.row_bytes)
         load_floats(block_of(rows.lse, where, plan.m_tile), smem.lse[None, stage], mbarrier)
         load_floats(block_of(rows.delta, where, plan.m_tile), smem.delta[None, stage], mbarrier)
