@@ -30,6 +30,11 @@ class BackwardPlan(BasePlan):
         return self.key_rows
 
     @property
+    def scores_per_thread(self) -> int:
+        """Scores of a block of queries that one thread of compute works on."""
+        raise NotImplementedError
+
+    @property
     def dq_tiles(self) -> int:
         """Tiles of dQ per block of queries, see `tiles.dq_sum`."""
         raise NotImplementedError

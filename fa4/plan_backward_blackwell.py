@@ -27,7 +27,6 @@ class BackwardTuning:
 
     q_stages: int  # of Q, and of LSE and delta
     do_stages: int
-    dq_stages: int  # chunks of dQ that a reduce warp may have on their way
     registers: tuple[int, int, int]  # per thread: compute, reduce, the other warps
 
 
@@ -35,10 +34,10 @@ class BackwardTuning:
 # it is full. A thread of reduce takes its row of dQ into registers at once, or half of 192 columns,
 # since the tensor core waits for those of tensor memory.
 TUNED = {
-    (64, 64): BackwardTuning(2, 2, 2, (152, 128, 72)),
-    (96, 96): BackwardTuning(2, 2, 3, (144, 152, 72)),
-    (128, 128): BackwardTuning(2, 1, 2, (136, 168, 72)),
-    (192, 128): BackwardTuning(1, 1, 2, (152, 136, 72)),
+    (64, 64): BackwardTuning(2, 2, (152, 128, 72)),
+    (96, 96): BackwardTuning(2, 2, (144, 152, 72)),
+    (128, 128): BackwardTuning(2, 1, (136, 168, 72)),
+    (192, 128): BackwardTuning(1, 1, (152, 136, 72)),
 }
 
 
@@ -48,6 +47,7 @@ class BlackwellBackwardPlan(BackwardPlan):
 
     tuning: BackwardTuning
 
+    folder = "backward/"
     m_tile = n_block = TILE
 
     @property
@@ -86,6 +86,11 @@ class BlackwellBackwardPlan(BackwardPlan):
         return LANES
 
     @property
+    def scores_per_thread(self) -> int:
+        """Of a block."""
+        return self.group_queries
+
+    @property
     def dq_tiles(self) -> int:
         """One per warp of reduce, of 32 rows."""
         return WARPGROUP
@@ -100,10 +105,16 @@ class BlackwellBackwardPlan(BackwardPlan):
         """What a warp of reduce adds to global memory at a time."""
         return LANES * DQ_CHUNK
 
+    @property
+    def dq_stages(self) -> int:
+        """Chunks of dQ that a warp of reduce may have on their way; each has the same stage in
+        every block, so the number divides that of the chunks."""
+        return 3 if self.head_dim // DQ_CHUNK % 2 else 2
+
     def smem(self) -> SharedMemoryMap:
         """Offsets in shared memory."""
         tuning = self.tuning
-        staging = WARPGROUP * tuning.dq_stages * self.dq_chunk_floats * FLOAT_BYTES
+        staging = WARPGROUP * self.dq_stages * self.dq_chunk_floats * FLOAT_BYTES
         return shared_memory_map(
             self.edges(),
             {
@@ -122,12 +133,7 @@ class BlackwellBackwardPlan(BackwardPlan):
     def check(self) -> None:
         """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""
         super().check()
-        stages, chunks = self.tuning.q_stages, self.head_dim // DQ_CHUNK
-        require(
-            chunks % self.tuning.dq_stages == 0,
-            f"{self.name}: dq_stages={self.tuning.dq_stages} for {chunks} chunks of dQ, which take "
-            "the same stages in every block. Take a number that divides.",
-        )
+        stages = self.tuning.q_stages
         require(
             stages > 1 or not self.tmem().scores_ahead,
             f"{self.name}: q_stages={stages}, but S of the next block is computed before dK of "

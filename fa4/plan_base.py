@@ -65,6 +65,7 @@ class BasePlan:
     probe: ProbeBuffer | IketRanges | None = field(default=None, kw_only=True)
 
     prefix = "fa4_fwd"  # of the kernel's name
+    folder = ""  # of its roles' files, in warps/
     q_tiles = m_tile = n_block = 0
 
     def key(self) -> str:

@@ -84,6 +84,7 @@ class HopperPlan(BasePlan):
     tuning: HopperTuning
     fixed_reference: bool  # after the masked blocks the row maximum is frozen, see online_softmax
 
+    folder = "hopper/"
     m_tile = ROWS
     rescale_threshold = 0.0  # O is rescaled whenever a row maximum that counts grew
 

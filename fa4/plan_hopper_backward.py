@@ -63,6 +63,8 @@ class HopperBackwardPlan(BackwardPlan):
         """Entry name of the kernel, for profilers."""
         return super().name + ("_deterministic" if self.deterministic else "")
 
+    folder = "hopper/backward/"
+
     @property
     def m_tile(self) -> int:
         """Queries of one block."""
@@ -92,6 +94,12 @@ class HopperBackwardPlan(BackwardPlan):
     def scores_tile(self) -> tuple[int, int]:
         """(keys, queries) of a warpgroup's part of S^T and dP^T."""
         return (ROWS, self.m_tile // self.parts)
+
+    @property
+    def scores_per_thread(self) -> int:
+        """Of a block."""
+        keys, queries = self.scores_tile
+        return keys * queries // (32 * WARPGROUP)
 
     @property
     def dk_tile(self) -> tuple[int, int]:

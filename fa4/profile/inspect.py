@@ -1,4 +1,4 @@
-"""`fa4 inspect`: what the compiler made of each warp role of the forward kernel."""
+"""`fa4 inspect`: what the compiler made of each warp role of a kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fa4.compile import Artifacts, artifacts
 from fa4.plan import plan_forward
+from fa4.plan_backward import plan_backward
 from fa4.profile.disassembler import disassemble, find_nvdisasm
 from fa4.profile.options import add_kernel_options, problem_of
 from fa4.profile.report import report
@@ -20,7 +21,8 @@ def inspect_main(argv: list[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        plan = plan_forward(problem_of(arguments), arguments.arch)
+        planned = plan_backward if arguments.backward else plan_forward
+        plan = planned(problem_of(arguments), arguments.arch)
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     made = artifacts(plan)
@@ -52,6 +54,7 @@ def keep(made: Artifacts, folder: Path) -> list[Path]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fa4 inspect", description=__doc__)
     parser.add_argument("--arch", default="sm_100a", help="default sm_100a")
+    parser.add_argument("--backward", action="store_true", help="the main kernel of the gradient")
     add_kernel_options(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX, cubin and SASS")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 from fa4.compile import Artifacts
-from fa4.plan import Plan
+from fa4.plan_backward_base import BackwardPlan
+from fa4.plan_base import BasePlan
 from fa4.profile.classes import ptx_class
+from fa4.profile.compute_loop import ComputeLoop, compute_loop
 from fa4.profile.disassembler import find_nvdisasm
 from fa4.profile.elf import Resources, read_resources
 from fa4.profile.flow import Flow
@@ -50,7 +53,9 @@ class BarrierView:
 
 @dataclass(frozen=True)
 class Report:
-    """The report. notes: more about memory. analysis and summary are None without nvdisasm."""
+    """The report. notes: more about memory. analysis is None without nvdisasm; summary is of a
+    forward kernel, compute of a backward one.
+    """
 
     kernel: str
     arch: str
@@ -62,13 +67,14 @@ class Report:
     barriers: tuple[BarrierView, ...]
     analysis: Analysis | None
     summary: Summary | None
+    compute: ComputeLoop | None
 
 
-def report(plan: Plan, artifacts: Artifacts) -> Report:
+def report(plan: BasePlan, artifacts: Artifacts) -> Report:
     """Everything about one compiled plan."""
     resources = _kernel_resources(artifacts)
-    analysis = analyse(artifacts.cubin, artifacts.kernel_name) if find_nvdisasm() else None
-    memory = plan.smem()
+    analysis = analyse(artifacts.cubin, resources.kernel) if find_nvdisasm() else None
+    memory, backward = plan.smem(), isinstance(plan, BackwardPlan)
     return Report(
         kernel=artifacts.kernel_name,
         arch=plan.arch,
@@ -79,17 +85,21 @@ def report(plan: Plan, artifacts: Artifacts) -> Report:
         roles=_roles(plan, artifacts),
         barriers=_barriers(plan),
         analysis=analysis,
-        summary=summarise(analysis, plan) if analysis else None,
+        summary=summarise(analysis, plan) if analysis and not backward else None,
+        compute=compute_loop(analysis, plan) if analysis and backward else None,
     )
 
 
-def unmet_registers(plan: Plan, artifacts: Artifacts) -> dict[str, int]:
+def unmet_registers(plan: BasePlan, artifacts: Artifacts) -> dict[str, int]:
     """Roles that do not get the registers of the plan, with those; empty when all do.
 
     Each role must ask for its own in the PTX, and ptxas must not have ignored the number.
     """
-    asked = register_budgets(Flow(parse_ptx(artifacts.ptx, artifacts.kernel_name)))
-    granted = _kernel_resources(artifacts).setmaxnreg
+    found = _kernel_resources(artifacts)
+    asked, granted = (
+        register_budgets(Flow(parse_ptx(artifacts.ptx, found.kernel))),
+        found.setmaxnreg,
+    )
     return {
         name: role.registers
         for name, role in plan.roles.items()
@@ -108,14 +118,16 @@ def ptx_by_role(ptx: str, kernel: str) -> dict[str, Counter[str]]:
 
 
 def _kernel_resources(artifacts: Artifacts) -> Resources:
-    found = [r for r in read_resources(artifacts.cubin) if artifacts.kernel_name in r.kernel]
+    """Those of the kernel with the plan's name, and a number, as its entry name."""
+    name = re.compile(re.escape(artifacts.kernel_name) + r"(_\d+)?")
+    found = [r for r in read_resources(artifacts.cubin) if name.fullmatch(r.kernel)]
     if len(found) != 1:
         raise ValueError(f"expected one kernel named {artifacts.kernel_name}, found {len(found)}")
     return found[0]
 
 
-def _roles(plan: Plan, artifacts: Artifacts) -> tuple[RoleView, ...]:
-    counts = ptx_by_role(artifacts.ptx, artifacts.kernel_name)
+def _roles(plan: BasePlan, artifacts: Artifacts) -> tuple[RoleView, ...]:
+    counts = ptx_by_role(artifacts.ptx, _kernel_resources(artifacts).kernel)
     ignored = unmet_registers(plan, artifacts)
     return tuple(
         RoleView(
@@ -129,7 +141,7 @@ def _roles(plan: Plan, artifacts: Artifacts) -> tuple[RoleView, ...]:
     )
 
 
-def _barriers(plan: Plan) -> tuple[BarrierView, ...]:
+def _barriers(plan: BasePlan) -> tuple[BarrierView, ...]:
     memory, warps = plan.smem(), plan.warps_per_stage()
     return tuple(
         BarrierView(

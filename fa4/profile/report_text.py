@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fa4.profile.compute_loop import SCORES, ComputeLoop
 from fa4.profile.report import BarrierView, Report, RoleView
 from fa4.profile.summary import Softmax, Summary
 from fa4.profile.table import table
@@ -27,10 +28,24 @@ def report_text(report: Report) -> str:
         "",
         _barriers(report.barriers),
     ]
-    if report.analysis is None or report.summary is None:
+    if report.analysis is None:
         return "\n".join([*parts, "", NO_SASS])
-    parts += ["", loops_text(report.analysis), "", summary_text(report.summary)]
+    parts += ["", loops_text(report.analysis)]
+    if report.summary:
+        parts += ["", summary_text(report.summary)]
+    if report.compute:
+        parts += ["", compute_text(report.compute)]
     return "\n".join(parts)
+
+
+def compute_text(loop: ComputeLoop) -> str:
+    """The loop over scores of a backward kernel."""
+    low, high = loop.executed
+    return (
+        f"Compute loop per warp and {SCORES} scores of a thread: {loop.instructions:.0f} "
+        f"instructions, {low:.0f}..{high:.0f} executed; EX2 {loop.ex2:.0f}, "
+        f"FMA2+ADD2+MUL2 {loop.packed:.0f}, F2FP {loop.f2fp:.0f}"
+    )
 
 
 def summary_text(summary: Summary) -> str:

@@ -12,25 +12,31 @@ from __future__ import annotations
 from collections import Counter
 
 from fa4.plan import CHIPS, plan_forward
+from fa4.plan_backward import plan_backward
 from fa4.problem import example_problem
 from fa4.profile.flow import Flow
 from fa4.profile.sass import Instruction
 
 KERNEL = "kernel"  # set-up, dispatch and tear-down that no role owns
 
-# Roles of any plan: files of warps/ with other names, as work.py, are none.
+# Files of warps/, without their suffix, that are a role of some plan; others, as work.py, are none.
 ROLES = frozenset(
-    role for arch in CHIPS for role in plan_forward(example_problem(64), arch).roles
-) - {"idle"}
+    plan.folder + role
+    for arch in CHIPS
+    for plan in (
+        plan_forward(example_problem(64), arch),
+        plan_backward(example_problem(64), arch),
+    )
+    for role in plan.roles
+)
 
 
 def role_of_line(instruction: Instruction) -> str:
     """Role named by the file in `warps/` in the inline chain, outermost first; empty if none."""
     for frame in reversed(instruction.frames):
         _, found, file = frame.path.replace("\\", "/").rpartition("/warps/")
-        role = file.rpartition("/")[2].removesuffix(".py")
-        if found and role in ROLES:
-            return role
+        if found and file.removesuffix(".py") in ROLES:
+            return file.rpartition("/")[2].removesuffix(".py")
     return ""
 
 

@@ -90,7 +90,7 @@ def carve_backward(plan: BlackwellBackwardPlan, smem: cute.Pointer) -> BackwardS
         dv=tile("sV", layouts.dv),
         lse=floats("sLSE", (TILE, plan.tuning.q_stages)),
         delta=floats("sDelta", (TILE, plan.tuning.q_stages)),
-        dq=floats("sdQ", (plan.dq_chunk_floats, plan.tuning.dq_stages, WARPGROUP)),
+        dq=floats("sdQ", (plan.dq_chunk_floats, plan.dq_stages, WARPGROUP)),
     )
 
 

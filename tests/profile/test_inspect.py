@@ -45,6 +45,15 @@ def test_a_plan_without_tensor_memory_is_reported_too(no_nvdisasm, capsys):
     assert "tensor memory" not in text
 
 
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+def test_the_backward_kernel_is_reported_too(arch, capsys):
+    assert inspect_main(["--backward", "--arch", arch, "--head-dim", "64", "--causal"]) == 0
+    text = capsys.readouterr().out
+    assert f"fa4_bwd_d64_bfloat16_right for {arch}" in text
+    assert "dq" in text
+    assert ("Compute loop per warp and 64 scores of a thread: " in text) == bool(find_nvdisasm())
+
+
 def test_report_without_nvdisasm_says_so(no_nvdisasm, tmp_path, capsys):
     assert inspect_main(["--head-dim", "64", "--keep", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -55,7 +64,14 @@ def test_report_without_nvdisasm_says_so(no_nvdisasm, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--head-dim", "136"], ["--dtype", "float8"], ["--arch", "sm_42"]]
+    "arguments",
+    [
+        ["--head-dim", "136"],
+        ["--dtype", "float8"],
+        ["--arch", "sm_42"],
+        ["--head-dim", "136", "--backward"],
+        ["--arch", "sm_42", "--backward"],
+    ],
 )
 def test_what_has_no_kernel_is_refused(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):

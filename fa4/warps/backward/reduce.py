@@ -97,7 +97,7 @@ class BackwardReduce:
         chunk: cutlass.Constexpr[int],
     ) -> None:
         """One chunk of the warp's rows, through shared memory."""
-        plan, stages = self.plan, self.plan.tuning.dq_stages
+        plan, stages = self.plan, self.plan.dq_stages
         staging = smem.dq[None, chunk % stages, x.warp]
         # the reduction that went through this stage has read it
         cute.arch.cp_async_bulk_wait_group(stages - 1, read=True)
