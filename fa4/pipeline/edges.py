@@ -127,7 +127,7 @@ def backward_edges(q_stages: int, do_stages: int) -> tuple[Edge, ...]:
         ("dq_computed", "mma", "reduce", umma, 1, "dq_read", 1, "dQ of a block is in TMEM"),
         ("dq_read", "reduce", "mma", warps, 1, "dq_computed", 1, "its columns are free"),
         ("gradients_computed", "mma", "compute", umma, 1, NEVER, 1, "dV and dK are in TMEM"),
-        ("gradients_read", "compute", "mma", warps, 1, NEVER, 1, "TMEM may be freed"),
+        ("gradients_read", "compute", "mma", warps, 1, NEVER, 0, "TMEM may be freed"),
     )
     return tuple(Edge(*row, meaning, orders_tmem=bool(tmem)) for *row, tmem, meaning in rows)
 

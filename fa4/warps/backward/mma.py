@@ -92,7 +92,7 @@ class BackwardMma:
     @cute.jit
     def drain(self, pipes: BackwardPipes, work: BackwardWork) -> None:
         """Before tensor memory is freed: the others have read the last dQ, dV and dK."""
-        pipes.dq_read.wait(0, (work.count(work.tile()) & 1) ^ 1)
+        pipes.dq_read.wait(0, (work.count(work.tile()) & 1) ^ 1, fenced=False)
         pipes.gradients_read.wait(0, Int32(0))
 
     def _products(self, smem: BackwardSmem, tmem: cute.Pointer) -> Products:
