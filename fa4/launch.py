@@ -134,10 +134,7 @@ class _SessionLaunch:
             check_session(here, q.device)
             stack.enter_context(here.lend(memory, labels(plan)))
             stack.enter_context(the_hook().call())
-            stream = 0
-            if q.is_cuda:
-                stack.enter_context(torch.cuda.device(q.device))
-                stream = torch.cuda.current_stream().cuda_stream
+            stream = stream_of(q.device, stack)
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
             check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
 
@@ -147,6 +144,14 @@ def check_launch(error: int, plan: BasePlan) -> None:
     if error:
         name = cudart.cudaError_t(error).name
         raise RuntimeError(f"The launch of {plan.name} failed with {name}.")
+
+
+def stream_of(device: torch.device, stack: ExitStack) -> int:
+    """Makes a CUDA device the current one, within `stack`; its current stream. 0 for the CPU."""
+    if device.type != "cuda":
+        return 0
+    stack.enter_context(torch.cuda.device(device))
+    return torch.cuda.current_stream().cuda_stream
 
 
 def check_session(here: Session | None, device: torch.device) -> None:

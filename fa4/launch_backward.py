@@ -18,7 +18,7 @@ from fa4.arguments import (
 from fa4.compile import compile_forward
 from fa4.emulator import current_session, session
 from fa4.emulator.hook import the_hook
-from fa4.launch import check_launch, check_session, labels
+from fa4.launch import check_launch, check_session, labels, stream_of
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import CHIPS, DTYPE_BYTES
 from fa4.problem import Problem
@@ -105,7 +105,8 @@ def _launch_in_session(plan: BackwardPlan, block: bytes, tensors: dict[str, torc
         check_session(here, tensors["q"].device)
         stack.enter_context(here.lend(tensors, labels(plan)))
         stack.enter_context(the_hook().call())
-        check_launch(compile_forward(plan, emulated=True)(block, 0), plan)
+        stream = stream_of(tensors["q"].device, stack)
+        check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
 
 
 @lru_cache(maxsize=4096)

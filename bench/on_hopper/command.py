@@ -1,4 +1,4 @@
-"""`python -m bench on-hopper`: Blackwell's forward kernels on this Hopper GPU."""
+"""`python -m bench on-hopper`: Blackwell's kernels on this Hopper GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bench.hopper.files import environment
-from bench.on_hopper.trials import VARIANTS, Task, small_trial, variant_trial
+from bench.on_hopper.trials import VARIANTS, Task, backward_trial, small_trial, variant_trial
 from bench.on_hopper.work import work
 from fa4.on_hopper.modes import MODES
 from fa4.reference import AGREEING
@@ -60,14 +60,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--emulator", action="store_true", help="small problems, compared with the emulator too"
     )
-    return parser.parse_args(argv)
+    parser.add_argument("--backward", action="store_true", help="gradients too, compared alone")
+    options = parser.parse_args(argv)
+    if options.backward and options.emulator:
+        parser.error("--emulator compares the forward pass: leave it out with --backward")
+    return options
 
 
 def planned(options: argparse.Namespace) -> list[Task]:
     """Every problem in every mode."""
     trial = small_trial if options.emulator else variant_trial
+    if options.backward:
+        trial = backward_trial
     seeds = range(options.first, options.first + options.count)
-    return [Task(trial(seed), mode) for seed in seeds for mode in options.modes]
+    return [Task(trial(seed), mode, options.backward) for seed in seeds for mode in options.modes]
 
 
 def summary(records: list[dict[str, Any]], planned_runs: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `bench on-hopper` runs: problems that go through every variant of the forward kernel."""
+"""What `bench on-hopper` runs: problems that go through every variant of the kernels."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from bench.hopper.problems import SOFTCAPS, Trial, draw
 from fa4.variants import variants
 
 LONGEST = 8192
+LONGEST_BACKWARD = 1024  # five products per block in software, and a reference in float64
 EVERY = 21  # one problem of these has LONGEST queries and keys; the variants come round every 64
 VARIANTS = variants("sm_100a")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One problem in one mode."""
+    """One problem in one mode: its forward pass, or its gradients after that."""
 
     trial: Trial
     mode: str
+    backward: bool = False
 
     def __str__(self) -> str:
         return f"{self.mode}: seed {self.trial.seed}: {self.trial}"
@@ -43,6 +45,13 @@ def variant_trial(seed: int) -> Trial:
     if seed % EVERY == 0:
         trial = replace(trial, batch=1, lengths=(LONGEST, LONGEST), heads=(1, 1))
     return replace(trial, dtype=variant.dtype, options=options)
+
+
+def backward_trial(seed: int) -> Trial:
+    """The same variants and options, on problems of a length for gradients."""
+    trial = variant_trial(seed)
+    lengths = tuple(min(length, LONGEST_BACKWARD) for length in trial.lengths)
+    return replace(trial, batch=min(trial.batch, 2), lengths=lengths)
 
 
 def small_trial(variant: int) -> Trial:

@@ -12,7 +12,7 @@ from bench.hopper.fuzz import poison_free_memory
 from bench.on_hopper.trials import Task
 from fa4.on_hopper.modes import MODES
 from fa4.on_hopper.sessions import gpu_lost
-from fa4.reference import AGREEING, UNITS, compare, units_apart
+from fa4.reference import AGREEING, UNITS, compare, compare_gradients, units_apart
 
 # The GPU's ex2 and rcp err by some 1e-7. A cap of 30 or 50 multiplies that, and then more values of
 # P are rounded the other way; LSE takes the error as it is.
@@ -42,7 +42,7 @@ def attempt(task: Task, emulate: bool) -> tuple[dict[str, Any], bool]:
     record = {"mode": task.mode, "seed": task.trial.seed, "problem": str(task.trial), "fault": ""}
     lost = False
     try:
-        record |= run(task, emulate)
+        record |= run_backward(task) if task.backward else run(task, emulate)
     except Exception as error:  # whatever it is, it is the finding
         record["fault"], lost = f"{type(error).__name__}: {error}", gpu_lost(error)
     record["seconds"] = round(time.monotonic() - begin, 3)
@@ -73,6 +73,36 @@ def run(task: Task, emulate: bool) -> dict[str, Any]:
     elif emulate:
         record |= against_emulator(task, (out, lse))
     return record
+
+
+def run_backward(task: Task) -> dict[str, Any]:
+    """Run the problem and its gradients on Hopper and compare those with float64.
+
+    The operator is called as autograd would: that would do so in a thread of its own.
+    """
+    import fa4.ops
+
+    trial, options = task.trial, task.trial.options
+    inputs, problem = trial.inputs("cuda"), task.trial.problem()
+    generator = torch.Generator(device="cuda").manual_seed(trial.seed)
+    with fa4.on_hopper.Session(MODES[task.mode], seed=trial.seed) as here:
+        out, lse = fa4.flash_attn_func(*inputs, return_lse=True, **options)
+        grad_out = torch.randn(out.shape, generator=generator, device="cuda").to(out.dtype)
+        grad_lse = torch.randn(lse.shape, generator=generator, device="cuda")
+        grads = grad_out, grad_lse if trial.seed % 2 else None
+        masks = False, problem.window_left, problem.window_right, problem.softcap
+        results = torch.ops.fa4.attention_backward(*grads, *inputs, out, lse, problem.scale, *masks)
+    agreement = compare_gradients(problem, inputs, grads, results)
+    error, limit = max(
+        zip(agreement.errors, agreement.limits, strict=True), key=lambda pair: pair[0] / pair[1]
+    )
+    return {
+        "kernel": here.launches[-2].name if here.launches else "",
+        "kernel_seconds": round(sum(launch.seconds for launch in here.launches), 5),
+        "out_error": error,
+        "out_limit": limit,
+        "fault": "" if agreement.ok else str(agreement),
+    }
 
 
 def against_emulator(task: Task, found: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """PTX of a kernel for sm_100a -> PTX for sm_90a with a software tensor core beside it.
 
 What changes: the instructions in instructions.py; the kernel gets two parameters and a prologue,
-and its CTAs 128 more threads, which run tensor_core.py. All else stays: TMA, mbarriers, named
-barriers, warps, shared memory.
+and, if it has tensor memory, its CTAs 128 more threads, which run tensor_core.py. All else stays:
+TMA, mbarriers, named barriers, warps, shared memory.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _THREADS = re.compile(r"\.reqntid\s+(\d+)\b(?:\s*,\s*1\b)*(?!\s*,)")
 class Rewritten:
     """`entry` of module `ptx` takes the kernel's parameters, then workspace (u64) and seed (u32).
 
-    It is launched with `threads` threads per CTA, one-dimensional, of which the kernel knows all
-    but the last `tensor_core.THREADS`.
+    It is launched with `threads` threads per CTA, one-dimensional, of which the kernel knows
+    `own_threads`.
     """
 
     ptx: str
     entry: str
     threads: int
+    own_threads: int
     params: int  # number of the kernel's own
 
 
@@ -54,18 +55,19 @@ def rewrite(ptx: str, entry: str, modes: Modes | None = None) -> Rewritten:
     """
     text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), ptx.rstrip("\0"))
     header = find_entry(text, entry)
-    rewriter = _Rewriter(text, modes or Modes(), _threads(text[header.start : header.body]))
+    own = _threads(text[header.start : header.body])
     end = _closing_brace(text, header.body)
+    more = tensor_core.THREADS if "tcgen05." in text[header.body : end] else 0
+    rewriter = _Rewriter(text, modes or Modes(), own, more)
     parts = (
         _retarget(text[: header.start]),
-        _signature(text[header.start : header.body], entry),
+        _signature(text[header.start : header.body], entry, more),
         rewriter.prologue(),
         rewriter.body(header.body, end),
-        tensor_core.program(rewriter.threads, rewriter.nap()),
+        tensor_core.program(own, rewriter.nap()) if more else "",
         text[end:],
     )
-    threads = rewriter.threads + tensor_core.THREADS
-    return Rewritten("".join(parts), entry, threads, len(header.params))
+    return Rewritten("".join(parts), entry, own + more, own, len(header.params))
 
 
 def _retarget(text: str) -> str:
@@ -83,8 +85,8 @@ def _threads(signature: str) -> int:
     return int(found[1])
 
 
-def _signature(text: str, entry: str) -> str:
-    """The kernel's header with two parameters and 128 threads more."""
+def _signature(text: str, entry: str, more: int) -> str:
+    """The kernel's header with two parameters and `more` threads."""
     extra = ".param .u64 fa4_workspace, .param .u32 fa4_seed"
     match = re.search(rf"\.entry\s+{re.escape(entry)}\s*\((.*?)\)", text, re.S)
     if match is None:
@@ -93,7 +95,7 @@ def _signature(text: str, entry: str) -> str:
         own = match[1].rstrip()
         inside = f"{own},\n{extra}" if own.strip() else extra
         text = text[: match.start(1)] + inside + text[match.end(1) :]
-    threads = _threads(text) + tensor_core.THREADS
+    threads = _threads(text) + more
     text = re.sub(r"\.maxnreg\s+\d+", "", text)  # was for fewer threads
     return _THREADS.sub(f".reqntid {threads}, 1, 1", text)
 
@@ -110,8 +112,8 @@ def _closing_brace(text: str, start: int) -> int:
 class _Rewriter:
     """The body of one kernel."""
 
-    def __init__(self, text: str, modes: Modes, threads: int) -> None:
-        self.text, self.modes, self.threads = text, modes, threads
+    def __init__(self, text: str, modes: Modes, threads: int, more: int) -> None:
+        self.text, self.modes, self.threads, self.more = text, modes, threads, more
         self.skips, self.naps = count(), count(1)
         self.allocations = 0
 
@@ -126,7 +128,7 @@ class _Rewriter:
             if changed is not None:
                 pieces += [self.text[last : match.start()], changed]
                 last = match.end()
-        if self.allocations != 1:
+        if self.more and self.allocations != 1:
             raise NotCovered(f"{self.allocations} tcgen05.alloc in the kernel; covered: one")
         return "".join([*pieces, self.text[last:end]])
 
@@ -157,7 +159,7 @@ class _Rewriter:
         return f"@{inverse} bra {label};\n{{\n{code}\n}}\n{label}:\n"
 
     def prologue(self) -> str:
-        """Sends the last threads to the tensor core and sets the %fa4_ registers."""
+        """Sends the threads that are more to the tensor core and sets the %fa4_ registers."""
         return f"""
 .reg .b64 %fa4_sm;
 .reg .b32 %fa4_me, %fa4_nap, %fa4_held;
@@ -181,7 +183,7 @@ add.u32 %fa4_me, x, 1;
 {self._choose_slow_warps() if self.modes.nap else ""}
 mov.u32 x, %tid.x;
 setp.ge.u32 p, x, {self.threads};
-@p bra {tensor_core.LABEL};
+{f"@p bra {tensor_core.LABEL};" if self.more else ""}
 {self._poison() if self.modes.poison else ""}
 }}
 """
@@ -189,7 +191,7 @@ setp.ge.u32 p, x, {self.threads};
     def _choose_slow_warps(self) -> str:
         """%fa4_nap: naps of this warp are shorter than so many ns, or 0. In half of the CTAs one
         warp is slow, in a quarter four neighbours, in a quarter each with probability one half."""
-        warps = (self.threads + tensor_core.THREADS) // 32
+        warps = (self.threads + self.more) // 32
         return f"""
 .reg .pred slow, same; .reg .b32 h, kind, victim, warp, own;
 ld.param.u32 h, [fa4_seed];

@@ -15,7 +15,7 @@ import torch
 from fa4.emulator.cuda_runtime import RawLaunch
 from fa4.emulator.hook import compile_target, the_hook
 from fa4.emulator.sessions import Device
-from fa4.on_hopper import driver, tensor_core
+from fa4.on_hopper import driver
 from fa4.on_hopper import workspace as ws
 from fa4.on_hopper.arguments import ExtendedArguments
 from fa4.on_hopper.instructions import NotCovered
@@ -185,11 +185,10 @@ def _function(made: Rewritten, smem_bytes: int, _device: int) -> object:
 
 
 def check_shape(raw: RawLaunch, made: Rewritten) -> None:
-    threads = made.threads - tensor_core.THREADS
-    if raw.block != (threads, 1, 1) or raw.cluster != (1, 1, 1):
+    if raw.block != (made.own_threads, 1, 1) or raw.cluster != (1, 1, 1):
         raise NotCovered(
             f"kernel {made.entry} launched with block {raw.block} and cluster {raw.cluster}; "
-            f"covered: block ({threads}, 1, 1) and no clusters"
+            f"covered: block ({made.own_threads}, 1, 1) and no clusters"
         )
 
 

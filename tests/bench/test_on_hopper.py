@@ -6,12 +6,20 @@ import pytest
 import torch
 
 from bench.on_hopper import command, work
-from bench.on_hopper.trials import LONGEST, VARIANTS, Task, small_trial, variant_trial
+from bench.on_hopper.trials import (
+    LONGEST,
+    LONGEST_BACKWARD,
+    VARIANTS,
+    Task,
+    backward_trial,
+    small_trial,
+    variant_trial,
+)
 from fa4.on_hopper.modes import MODES
 from fa4.plan import plan_forward
 
 
-@pytest.mark.parametrize("trial", [variant_trial, small_trial])
+@pytest.mark.parametrize("trial", [variant_trial, small_trial, backward_trial])
 def test_problems_go_through_the_variants_in_turn(trial):
     for seed in range(3 * len(VARIANTS)):
         assert plan_forward(trial(seed).problem()) == VARIANTS[seed % len(VARIANTS)].plan
@@ -31,6 +39,14 @@ def test_every_problem_is_planned_in_every_mode():
     assert [(task.trial.seed, task.mode) for task in tasks] == [
         (seed, mode) for seed in (5, 6, 7) for mode in MODES
     ]
+
+
+def test_gradients_are_planned_on_request():
+    tasks = command.planned(command.parse(["--backward", "--count", "40", "--modes", "all"]))
+    assert all(task.backward for task in tasks)
+    assert max(max(task.trial.lengths) for task in tasks) == LONGEST_BACKWARD
+    with pytest.raises(SystemExit):
+        command.parse(["--backward", "--emulator"])
 
 
 TASK = Task(small_trial(0), "all")

@@ -37,6 +37,14 @@ def test_every_forward_variant_is_covered(plan):
         program.translation._compile(block, masked=True)
 
 
+def test_a_kernel_without_tensor_memory_gets_no_tensor_core():
+    ptx = module("mov.b32 %r5, 1;", directives=".reqntid 128, 1, 1")
+    made = rewrite(ptx, "k", EVERYTHING)
+    program = Program.from_ptx(made.ptx, "k")
+    assert program.kernel.required_threads == made.threads == made.own_threads == 128
+    assert "FA4_TENSOR_CORE" not in made.ptx
+
+
 def test_parameters_are_appended():
     made = rewrite(kernel("", 2), "k")
     params = Program.from_ptx(made.ptx, "k").params

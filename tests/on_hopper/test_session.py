@@ -79,7 +79,7 @@ def test_arguments_are_extended():
 def test_launches_of_another_shape_are_refused(block, cluster):
     raw = RawLaunch(Kernel("k", ""), (1, 1, 1), block, cluster, 0, 0)
     with pytest.raises(NotCovered, match=r"covered: block \(512, 1, 1\)"):
-        sessions.check_shape(raw, Rewritten("", "k", 640, 0))
+        sessions.check_shape(raw, Rewritten("", "k", 640, 512, 0))
 
 
 def test_a_fault_of_the_tensor_core_is_raised_once():
