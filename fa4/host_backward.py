@@ -143,7 +143,7 @@ class BackwardHost:
         dq = cute.make_tensor(read.pointer("dq_sum", Float32, 16), layout)
         turns = None
         if cutlass.const_expr(self.plan.deterministic):
-            layout = cute.make_layout((blocks, heads, batch))
+            layout = cute.make_layout((self.plan.turns, blocks, heads, batch))
             turns = cute.make_tensor(read.pointer("turns", Int32, 4), layout)
         return BackwardRows(per_row("lse_log2"), per_row("delta"), dq, turns)
 

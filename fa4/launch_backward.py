@@ -89,7 +89,8 @@ def _block(
 def workspace_floats(problem: Problem, plan: BackwardPlan) -> int:
     """Size of the workspace: the sum of dQ, LSE and delta, by padded rows; turns, by blocks."""
     sums, rows = _row_counts(problem, plan)
-    return sums + 2 * rows + (rows // plan.m_tile if plan.deterministic else 0)
+    turns = rows // plan.m_tile * plan.turns if plan.deterministic else 0
+    return sums + 2 * rows + turns
 
 
 def _row_counts(problem: Problem, plan: BackwardPlan) -> tuple[int, int]:

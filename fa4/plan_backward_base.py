@@ -16,8 +16,15 @@ class BackwardPlan(BasePlan):
     An architecture adds its tuning, tiles and roles.
     """
 
+    deterministic: bool  # the parts of dQ are added in a fixed order
+
     prefix = "fa4_bwd"
     q_tiles = 1  # every warp of a role takes part in every stage
+
+    @property
+    def name(self) -> str:
+        """Entry name of the kernel, for profilers."""
+        return super().name + ("_deterministic" if self.deterministic else "")
 
     @property
     def key_rows(self) -> int:
@@ -43,6 +50,11 @@ class BackwardPlan(BasePlan):
     def dq_tile_threads(self) -> int:
         """Threads that hold a tile of dQ in registers."""
         raise NotImplementedError
+
+    @property
+    def turns(self) -> int:
+        """Parts of a block of dQ that are added in turns of their own, see `DqTurn`."""
+        return 1
 
     @property
     def dq_block_floats(self) -> int:

@@ -96,6 +96,11 @@ class BlackwellBackwardPlan(BackwardPlan):
         return WARPGROUP
 
     @property
+    def turns(self) -> int:
+        """Each warp of reduce takes its own."""
+        return self.dq_tiles
+
+    @property
     def dq_tile_threads(self) -> int:
         """A thread per row."""
         return LANES
@@ -144,7 +149,7 @@ class BlackwellBackwardPlan(BackwardPlan):
 def blackwell_backward_plan(
     dims: tuple[int, int], options: dict[str, object]
 ) -> BlackwellBackwardPlan:
-    """The backward plan for unpadded head dims; `options` are the other fields of BasePlan.
+    """The backward plan for unpadded head dims; `options` are its other fields.
 
     Raises ValueError for head dims without a kernel.
     """

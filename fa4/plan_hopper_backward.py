@@ -56,12 +56,6 @@ class HopperBackwardPlan(BackwardPlan):
     """A plan for Hopper: warps that load and reduce, and warpgroups that compute."""
 
     tuning: HopperBackwardTuning
-    deterministic: bool  # the parts of dQ are added in a fixed order
-
-    @property
-    def name(self) -> str:
-        """Entry name of the kernel, for profilers."""
-        return super().name + ("_deterministic" if self.deterministic else "")
 
     folder = "hopper/backward/"
 

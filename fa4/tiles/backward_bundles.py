@@ -28,7 +28,7 @@ class BackwardRows:
 
     lse and delta (padded Sq, H, B): LSE in log2 units, +inf for rows that see no key, and
     rowsum(O dO) - dLSE. dq (floats of a block, block, H, B): accumulated in the order of registers.
-    turns (block, H, B): see DqTurn; None unless deterministic.
+    turns (part, block, H, B): see DqTurn; None unless deterministic.
     """
 
     lse: cute.Tensor

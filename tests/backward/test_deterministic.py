@@ -10,6 +10,7 @@ import torch
 
 import fa4
 from fa4 import emulator
+from fa4.api import emulated_arch
 from fa4.emulator.errors import DeadlockError
 from fa4.emulator.program import Program
 from fa4.plan import plan_forward
@@ -24,10 +25,16 @@ ORDERS = [
     ("random", 0, 4),
     *(("priority", seed, 4 + seed) for seed in range(2)),
 ]
-KERNELS = {  # head dims that are computed in different ways, and four blocks of keys
-    "own keys": ((64, 64), 400),
-    "scores ahead": ((96, 96), 400),
-    "columns split": ((192, 128), 230),
+KERNELS = [  # head dims that are computed in different ways, and four blocks of keys
+    pytest.param("sm_90a", (64, 64), 400, id="own keys"),
+    pytest.param("sm_90a", (96, 96), 400, id="scores ahead"),
+    pytest.param("sm_90a", (192, 128), 230, id="columns split"),
+    pytest.param("sm_100a", (128, 128), 400, id="tensor memory"),
+    pytest.param("sm_100a", (192, 128), 400, id="shared columns"),
+]
+DIMS = {
+    "sm_90a": ((64, 64), (128, 128), (192, 128), (256, 256)),
+    "sm_100a": ((64, 64), (96, 96), (128, 128), (192, 128)),
 }
 MASKS = {
     "full": {},
@@ -46,7 +53,7 @@ class Backward:
     grad_out: torch.Tensor
 
     def run(self, schedule: str, seed: int, resident: int | None) -> Tensors:
-        with emulator.session(schedule, seed, arch="sm_90a", resident=resident):
+        with emulator.session(schedule, seed, arch=emulated_arch(), resident=resident):
             return self.gradients()
 
     def gradients(self) -> Tensors:
@@ -54,7 +61,8 @@ class Backward:
 
     def remarks(self) -> list[str]:
         """What the checker says of the main kernel but for findings, which it raises."""
-        with emulator.session("random", 1, arch="sm_90a", resident=4, check=True) as checked:
+        arch = emulated_arch()
+        with emulator.session("random", 1, arch=arch, resident=4, check=True) as checked:
             self.gradients()
         return checked.launches[1].stats.remarks
 
@@ -75,9 +83,8 @@ def assert_same_bits(made: Backward) -> None:
         assert same(made.run(*order), expected), order
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_same_bits(kernel: str) -> None:
-    dims, keys = KERNELS[kernel]
+@pytest.mark.parametrize(("arch", "dims", "keys"), KERNELS, indirect=["arch"])
+def test_same_bits(dims: tuple[int, int], keys: int) -> None:
     assert_same_bits(backward(draw((150, keys), dims=dims), causal=True))
 
 
@@ -105,18 +112,26 @@ def test_other_kernels_do_not_have_the_same_bits() -> None:
     assert all(same(got[1:], expected[1:]) for got in found)
 
 
-SHORT = [((64, 64), "left"), ((128, 128), "causal"), ((256, 256), "full")]
+SHORT = [
+    ("sm_90a", (64, 64), "left"),
+    ("sm_90a", (128, 128), "causal"),
+    ("sm_90a", (256, 256), "full"),
+    ("sm_100a", (64, 64), "left"),
+    ("sm_100a", (128, 128), "causal"),
+]
 LONG = [
-    (dims, mask)
-    for dims in ((64, 64), (128, 128), (192, 128), (256, 256))
+    (arch, dims, mask)
+    for arch, several in DIMS.items()
+    for dims in several
     for mask in MASKS
-    if (dims, mask) not in SHORT
+    if (arch, dims, mask) not in SHORT
 ]
 
 
 @pytest.mark.parametrize(
-    ("dims", "mask"),
+    ("arch", "dims", "mask"),
     [*SHORT, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
+    indirect=["arch"],
     ids=str,
 )
 def test_gradients_are_right(dims: tuple[int, int], mask: str) -> None:
@@ -195,16 +210,16 @@ def test_a_turn_that_never_comes_is_a_deadlock() -> None:
 # ---- who asks for it
 
 
-def test_plans_of_the_backward_alone_depend_on_it() -> None:
+def test_plans_of_the_backward_alone_depend_on_it(arch: str) -> None:
     problems = [example_problem(64, deterministic=each) for each in (False, True)]
-    names = [plan_backward(problem, "sm_90a").name for problem in problems]
+    names = [plan_backward(problem, arch).name for problem in problems]
     assert names[1] == f"{names[0]}_deterministic"
-    assert len({plan_forward(problem, "sm_90a") for problem in problems}) == 1
+    assert len({plan_forward(problem, arch) for problem in problems}) == 1
 
 
-def test_torch_may_ask_for_it() -> None:
+def test_torch_may_ask_for_it(arch: str) -> None:
     made = backward(draw((70, 90)), deterministic=False)
-    with emulator.session(arch="sm_90a") as emulated:
+    with emulator.session(arch=arch) as emulated:
         try:
             torch.use_deterministic_algorithms(True)
             made.gradients()

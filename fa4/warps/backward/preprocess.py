@@ -79,8 +79,8 @@ class Preprocess:
     def _count_from_zero(
         self, turns: cute.Tensor, where: tuple[Int32, Int32, Int32], thread: Int32
     ) -> None:
-        if thread == 0:
-            turns[where] = 0
+        if thread < self.plan.turns:
+            turns[(thread, *where)] = 0
 
     @cute.jit
     def _product(

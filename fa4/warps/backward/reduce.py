@@ -16,6 +16,7 @@ from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bulk import add_floats
 from fa4.tiles.bundles import tmem_tile
 from fa4.tiles.dq_sum import dq_target, dq_vectors
+from fa4.tiles.dq_turn import DqTurn
 from fa4.warps.backward.work import BackwardWork
 
 REGISTERS = 128  # floats of a row of dQ that a thread can hold
@@ -35,7 +36,8 @@ class DqRows:
 class BackwardReduce:
     """dQ += over all key blocks, in float32, by bulk reductions: each warp its own 32 rows.
 
-    Waits: dq_computed. Signals: dq_read.
+    Waits: dq_computed and, if deterministic, for the warp's turn among the CTAs. Signals: dq_read,
+    the next turn.
     Owns: dQ in TMEM while it reads it; sdQ. Registers: plan.roles["reduce"].
     """
 
@@ -57,8 +59,11 @@ class BackwardReduce:
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
+                turn = None
+                if cutlass.const_expr(self.plan.deterministic):
+                    turn = work.turn(rows.turns, x.warp, (block, head, tile))
                 pipes.dq_computed.wait(0, phase)
-                self._add(x, smem, rows.dq[None, block, head, tile.batch], pipes)
+                self._add(x, smem, rows.dq[None, block, head, tile.batch], pipes, turn)
                 phase ^= 1
         cute.arch.cp_async_bulk_wait_group(0, read=False)
 
@@ -73,7 +78,14 @@ class BackwardReduce:
         return DqRows(load, tQtQ, warp, thread % LANES)
 
     @cute.jit
-    def _add(self, x: DqRows, smem: BackwardSmem, total: cute.Tensor, pipes: BackwardPipes) -> None:
+    def _add(
+        self,
+        x: DqRows,
+        smem: BackwardSmem,
+        total: cute.Tensor,
+        pipes: BackwardPipes,
+        turn: DqTurn | None,
+    ) -> None:
         """A block of dQ; tensor memory is handed back before it is on its way."""
         chunks = self.plan.head_dim // DQ_CHUNK
         at_once = chunks // -(-self.plan.head_dim // REGISTERS)
@@ -85,7 +97,9 @@ class BackwardReduce:
             if cutlass.const_expr(first + at_once == chunks):
                 pipes.dq_read.commit(0)
             for c in cutlass.range_constexpr(at_once):
-                self._send(x, smem, values[c], total, first + c)
+                self._send(x, smem, values[c], total, first + c, turn)
+        if cutlass.const_expr(turn is not None):
+            turn.hand_on()
 
     @cute.jit
     def _send(
@@ -95,8 +109,9 @@ class BackwardReduce:
         registers: cute.Tensor,
         total: cute.Tensor,
         chunk: cutlass.Constexpr[int],
+        turn: DqTurn | None,
     ) -> None:
-        """One chunk of the warp's rows, through shared memory."""
+        """One chunk of the warp's rows, through shared memory; before the first one its turn."""
         plan, stages = self.plan, self.plan.dq_stages
         staging = smem.dq[None, chunk % stages, x.warp]
         # the reduction that went through this stage has read it
@@ -107,6 +122,8 @@ class BackwardReduce:
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
         if x.lane == 0:
+            if cutlass.const_expr(turn is not None and chunk == 0):
+                turn.take()
             floats = plan.dq_chunk_floats
             chunks = plan.head_dim // DQ_CHUNK
             add_floats(staging, cute.local_tile(total, (floats,), (x.warp * chunks + chunk,)))

@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from fa4.tiles.block_range import BlockRange
+from fa4.tiles.dq_turn import DqTurn
 from fa4.tiles.query_range import QueryVisibility
 from fa4.tiles.scheduler import TileSchedule, WorkTile
 
@@ -37,7 +38,13 @@ class BackwardWork:
         blocks = self.blocks(tile)
         return self.group * (blocks.last - blocks.first)
 
-    def later_keys(self, tile: WorkTile, block: Int32) -> Int32:
+    def turn(self, turns: cute.Tensor, part: Int32, where: tuple[Int32, Int32, WorkTile]) -> DqTurn:
+        """The CTA's turn at a part of dQ. turns: of BackwardRows. where: (block, head, keys)."""
+        block, head, tile = where
+        counter = turns.iterator + turns.layout((part, block, head, tile.batch))
+        return DqTurn(counter, self._later_keys(tile, block))
+
+    def _later_keys(self, tile: WorkTile, block: Int32) -> Int32:
         """How many of the key blocks behind this CTA's see a block of queries that it sees, too.
 
         Those of a block of queries are consecutive, and the last one is its bottom row's.

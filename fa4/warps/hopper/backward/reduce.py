@@ -12,9 +12,7 @@ from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows
 from fa4.tiles.bulk import add_floats
-from fa4.tiles.dq_turn import DqTurn
 from fa4.tiles.hopper_backward_bundles import BackwardSmem
-from fa4.tiles.scheduler import WorkTile
 from fa4.warps.backward.work import BackwardWork
 
 
@@ -44,7 +42,9 @@ class BackwardReduce:
             head = tile.head * work.group + i
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
                 pipes.dq_written.wait(0, phase)
-                turn = self._turn(rows, work, (block, head, tile))
+                turn = None
+                if cutlass.const_expr(self.plan.deterministic):
+                    turn = work.turn(rows.turns, Int32(0), (block, head, tile))
                 if cute.arch.lane_idx() == 0:
                     if cutlass.const_expr(self.plan.deterministic):
                         turn.take()
@@ -55,13 +55,3 @@ class BackwardReduce:
                     turn.hand_on()
                 phase ^= 1
         cute.arch.cp_async_bulk_wait_group(0, read=False)
-
-    def _turn(
-        self, rows: BackwardRows, work: BackwardWork, where: tuple[Int32, Int32, WorkTile]
-    ) -> DqTurn | None:
-        """where: (block of queries, head, the CTA's block of keys)."""
-        if not self.plan.deterministic:
-            return None
-        block, head, tile = where
-        layout, counters = rows.turns.layout, rows.turns.iterator
-        return DqTurn(counters + layout((block, head, tile.batch)), work.later_keys(tile, block))
