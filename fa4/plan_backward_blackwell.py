@@ -36,7 +36,7 @@ class BackwardTuning:
 TUNED = {
     (64, 64): BackwardTuning(2, 2, (152, 128, 72)),
     (96, 96): BackwardTuning(2, 2, (144, 152, 72)),
-    (128, 128): BackwardTuning(2, 1, (136, 168, 72)),
+    (128, 128): BackwardTuning(2, 1, (144, 152, 72)),
     (192, 128): BackwardTuning(1, 1, (152, 136, 72)),
 }
 

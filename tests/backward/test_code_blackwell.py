@@ -16,6 +16,7 @@ MASKS = {
     "causal": {"causal": True},
     "window": {"window_left": 64, "window_right": 16},
     "softcap": {"softcap": 20.0, "causal": True},
+    "deterministic": {"deterministic": True},
 }
 SHORT = [((64, 64), "causal"), ((128, 128), "full"), ((192, 128), "softcap")]
 KINDS = [

@@ -75,8 +75,8 @@ def test_too_many_columns_are_refused() -> None:
     [
         ({"q_stages": 1}, "q_stages=1, but S of the next block"),
         ({"do_stages": 2}, "of shared memory"),
-        ({"registers": (140, 168, 72)}, "multiples of 8"),
-        ({"registers": (144, 168, 72)}, "Give some role fewer"),
+        ({"registers": (140, 152, 72)}, "multiples of 8"),
+        ({"registers": (152, 152, 72)}, "Give some role fewer"),
     ],
     ids=str,
 )
