@@ -165,10 +165,4 @@ class BlackwellDq:
     @cute.jit
     def store(self, rounded: cute.Tensor, block: cute.Tensor, tile: Int32, thread: Int32) -> None:
         """A thread's row, in 16 bits, to its place in the block."""
-        store_row(rounded, block[tile * LANES + thread, None, 0])
-
-
-@cute.jit
-def store_row(values: cute.Tensor, row: cute.Tensor) -> None:
-    """Registers to a row of a swizzled tile, 16 bytes at a time."""
-    cute.autovec_copy(values, row)
+        cute.autovec_copy(rounded, block[tile * LANES + thread, None, 0])

@@ -32,12 +32,12 @@ class KeyRow:
     """What one thread works on: a key, and its warpgroup's half of the queries of each block."""
 
     load: cute.TiledCopy
-    tStS: cute.Tensor  # S^T, (copy, 1, chunk); dP^T likewise
-    tPtP: cute.Tensor
+    s: cute.Tensor  # S^T in tensor memory, (copy, 1, chunk)
+    dp: cute.Tensor  # dP^T likewise
     store: cute.TiledCopy
-    tStP: cute.Tensor  # P^T on S^T, (copy, 1, chunk); dS^T on dP^T likewise
-    tPtS: cute.Tensor
-    ds: cute.Tensor  # (query,): dS^T in shared memory
+    p: cute.Tensor  # P^T, on S^T
+    ds: cute.Tensor  # dS^T, on dP^T
+    shared_ds: cute.Tensor  # dS^T in shared memory, (query,)
     key: Int32
     query: Int32  # the first one, within a block
 
@@ -99,12 +99,12 @@ class BackwardCompute:
         row = cute.local_tile(smem.ds[key, None, 0], (queries,), (group,))
         return KeyRow(
             load=load,
-            tStS=load.get_slice(first_lane).partition_S(s),
-            tPtP=load.get_slice(first_lane).partition_S(dp),
+            s=load.get_slice(first_lane).partition_S(s),
+            dp=load.get_slice(first_lane).partition_S(dp),
             store=store,
-            tStP=store.get_slice(first_lane).partition_D(p),
-            tPtS=store.get_slice(first_lane).partition_D(ds),
-            ds=row,
+            p=store.get_slice(first_lane).partition_D(p),
+            ds=store.get_slice(first_lane).partition_D(ds),
+            shared_ds=row,
             key=key0 + key,
             query=group * queries,
         )
@@ -128,7 +128,7 @@ class BackwardCompute:
         scores = cute.make_rmem_tensor(queries, Float32)
         pipes.s_computed.wait(0, phase)
         for chunk in cutlass.range_constexpr(queries // CHUNK):
-            cute.copy(x.load, x.tStS[None, None, chunk], _chunk(scores, chunk))
+            cute.copy(x.load, x.s[None, None, chunk], _chunk(scores, chunk))
         cute.arch.fence_view_async_tmem_load()
         if cutlass.const_expr(self.plan.softcap):
             cap_scores(scores, (0, queries), scales)
@@ -139,7 +139,7 @@ class BackwardCompute:
                 hide(scores, span, mask.visible(chunk), tuple(range(CHUNK)))
         for chunk in cutlass.range_constexpr(queries // CHUNK):
             words = self._exponentiate(scores, chunk, lse, x.query, scales)
-            cute.copy(x.store, words, x.tStP[None, None, chunk])
+            cute.copy(x.store, words, x.p[None, None, chunk])
         cute.arch.fence_view_async_tmem_store()
         pipes.p_written.commit(0)
         return scores
@@ -180,7 +180,7 @@ class BackwardCompute:
         pipes.dp_computed.wait(0, phase)
         for chunk in cutlass.range_constexpr(self.plan.group_queries // CHUNK):
             dp = cute.make_rmem_tensor(((CHUNK, 1), 1), Float32)
-            cute.copy(x.load, x.tPtP[None, None, chunk], dp)
+            cute.copy(x.load, x.dp[None, None, chunk], dp)
             cute.arch.fence_view_async_tmem_load()
             words = cute.make_rmem_tensor(((CHUNK // 2, 1), 1), Float32)
             for i in cutlass.range_constexpr(0, CHUNK, 2):
@@ -190,10 +190,10 @@ class BackwardCompute:
                 pair, grad = (p[at], p[at + 1]), (dp[i], dp[i + 1])
                 ds = score_gradients(MATH, pair, grad, _pair(values, i))
                 words[i // 2] = packed(*ds, self.plan.dtype).bitcast(Float32)
-            cute.copy(x.store, words, x.tPtS[None, None, chunk])
-            halves = cute.recast_ptr(words.iterator, dtype=x.ds.element_type)
+            cute.copy(x.store, words, x.ds[None, None, chunk])
+            halves = cute.recast_ptr(words.iterator, dtype=x.shared_ds.element_type)
             halves = cute.make_tensor(halves, cute.make_layout(CHUNK))
-            cute.autovec_copy(halves, cute.local_tile(x.ds, (CHUNK,), (chunk,)))
+            cute.autovec_copy(halves, cute.local_tile(x.shared_ds, (CHUNK,), (chunk,)))
         cute.arch.fence_view_async_tmem_store()
         cute.arch.fence_view_async_shared()
         pipes.ds_written.commit(0)
