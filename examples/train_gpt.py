@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import sysconfig
 import time
@@ -225,7 +224,6 @@ def main() -> int:
     steps = asked.steps if asked.steps is not None else (3 if on_cpu else 300)
     if steps < 1:
         parser.error(f"--steps is {steps}; it must be at least 1.")
-    os.environ.setdefault("FA4_EMULATE_ARCH", "sm_90a")  # the one with gradients
     sizes = TINY if on_cpu else Sizes()
     losses, rate = train(ATTENTIONS[asked.attn], sizes, steps, asked.device, asked.compile)
     last = losses[-10:]

@@ -11,7 +11,6 @@ import fa4
 from fa4 import reference
 from tests.asked import problem_of
 
-
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 

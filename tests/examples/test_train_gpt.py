@@ -12,8 +12,9 @@ from examples import train_gpt as example
 TOLERANCE = 5e-4  # of a loss
 
 
-def test_losses_are_those_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_90a")
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_losses_are_those_of_sdpa(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FA4_EMULATE_ARCH", arch)
     runs = {
         name: example.train(example.ATTENTIONS[name], example.TINY, 3, torch.device("cpu"))
         for name in ("fa4", "sdpa")
