@@ -84,14 +84,17 @@ def run_backward(task: Task) -> dict[str, Any]:
 
     trial, options = task.trial, task.trial.options
     inputs, problem = trial.inputs("cuda"), task.trial.problem()
-    generator = torch.Generator(device="cuda").manual_seed(trial.seed)
+    device = inputs[0].device
+    generator = torch.Generator(device=device).manual_seed(trial.seed)
     with fa4.on_hopper.Session(MODES[task.mode], seed=trial.seed) as here:
         out, lse = fa4.flash_attn_func(*inputs, return_lse=True, **options)
-        grad_out = torch.randn(out.shape, generator=generator, device="cuda").to(out.dtype)
-        grad_lse = torch.randn(lse.shape, generator=generator, device="cuda")
+        grad_out = torch.randn(out.shape, generator=generator, device=device).to(out.dtype)
+        grad_lse = torch.randn(lse.shape, generator=generator, device=device)
         grads = grad_out, grad_lse if trial.seed % 2 else None
-        masks = False, problem.window_left, problem.window_right, problem.softcap
-        results = torch.ops.fa4.attention_backward(*grads, *inputs, out, lse, problem.scale, *masks)
+        # causal is "window_right == 0" in a Problem
+        masks = False, problem.window_left, problem.window_right
+        asked = problem.scale, *masks, problem.softcap, problem.deterministic
+        results = torch.ops.fa4.attention_backward(*grads, *inputs, out, lse, *asked)
     agreement = compare_gradients(problem, inputs, grads, results)
     error, limit = max(
         zip(agreement.errors, agreement.limits, strict=True), key=lambda pair: pair[0] / pair[1]

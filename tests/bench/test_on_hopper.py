@@ -1,10 +1,13 @@
 """`bench on-hopper`: its problems go through all kernels, and nothing that happens is lost."""
 
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import fa4.on_hopper
+from bench.hopper.problems import Trial
 from bench.on_hopper import command, work
 from bench.on_hopper.trials import (
     LONGEST,
@@ -15,6 +18,7 @@ from bench.on_hopper.trials import (
     small_trial,
     variant_trial,
 )
+from fa4 import emulator
 from fa4.on_hopper.modes import MODES
 from fa4.plan import plan_forward
 
@@ -47,6 +51,36 @@ def test_gradients_are_planned_on_request():
     assert max(max(task.trial.lengths) for task in tasks) == LONGEST_BACKWARD
     with pytest.raises(SystemExit):
         command.parse(["--backward", "--emulator"])
+
+
+class Emulated:
+    """Stands for a session on a Hopper GPU: the same kernels as they are, in the emulator."""
+
+    def __init__(self, _modes, seed):
+        self.session = emulator.session(seed=seed, arch="sm_100a")
+
+    def __enter__(self):
+        self.session.__enter__()
+        return self
+
+    def __exit__(self, *raised):
+        self.session.__exit__(*raised)
+
+    @property
+    def launches(self):
+        return [SimpleNamespace(name=launch.name, seconds=0.5) for launch in self.session.launches]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_gradients_are_compared(monkeypatch, seed):
+    inputs = Trial.inputs
+    monkeypatch.setattr(Trial, "inputs", lambda trial, _: inputs(trial, "cpu"))
+    monkeypatch.setattr(fa4.on_hopper, "Session", Emulated)
+    record, lost = work.attempt(Task(small_trial(seed), "all", backward=True), False)
+    assert (record["fault"], lost) == ("", False)
+    assert record["kernel"].startswith("fa4_bwd_")
+    assert record["kernel_seconds"] == 2.0
+    assert 0.0 < record["out_error"] < record["out_limit"]
 
 
 TASK = Task(small_trial(0), "all")
