@@ -95,7 +95,11 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"schedule kind {self.kind!r} is unknown; use one of {KINDS}")
-        if self.resident is not None and self.resident < 1:
+        if self.resident is None:
+            return
+        if isinstance(self.resident, bool) or not isinstance(self.resident, int):
+            raise TypeError(f"resident={self.resident!r}: a number of clusters (an int), or None")
+        if self.resident < 1:
             raise ValueError(f"resident={self.resident}: at least one cluster must run, or None")
 
 

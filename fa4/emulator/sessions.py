@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from fa4.emulator.labels import Labels
 from fa4.emulator.observe import Observer
+from fa4.emulator.program import Launch, Program, Schedule
 from fa4.emulator.tensors import CudaView, torch_extent
-
-_SCHEDULES = ("early", "late", "random", "priority")
 
 # cudaDeviceAttr numbers and what a B200 and an H200 answer (CUDA Runtime API)
 _ATTRIBUTES = {
@@ -87,8 +86,7 @@ class Session:
     takes: ClassVar[str] = "cpu"  # the kind of device that the tensors of its launches are on
 
     def __post_init__(self) -> None:
-        if self.schedule not in _SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r}: use one of {', '.join(_SCHEDULES)}")
+        self._schedule = Schedule(self.schedule, self.seed, self.resident)
         if self.arch not in DEVICES:
             raise ValueError(f"arch={self.arch!r}: the emulator runs {', '.join(DEVICES)}")
         self.device = self.device or DEVICES[self.arch]
@@ -132,7 +130,6 @@ class Session:
     def launch(self, raw: object, ranges: Iterable[tuple[int, int]]) -> None:
         """Run one launch in the engine; called by the hook."""
         from fa4.emulator.memory import GlobalMemory
-        from fa4.emulator.program import Launch, Program, Schedule
 
         program = Program.from_ptx(raw.kernel.ptx, raw.kernel.name)
         _check_target(program.kernel.target, self.arch)
@@ -146,8 +143,8 @@ class Session:
             *(raw.grid, raw.block, raw.cluster, raw.smem_bytes, params),
             sm_count=self.device.num_sms,
         )
-        schedule = Schedule(self.schedule, self.seed, self.resident)
-        stats = program.run(launch, memory, schedule, self.labels, self.observer, check=self.check)
+        watching = self.labels, self.observer
+        stats = program.run(launch, memory, self._schedule, *watching, check=self.check)
         self.launches.append(
             LaunchRecord(raw.kernel.name, raw.grid, raw.block, raw.cluster, raw.smem_bytes, stats)
         )

@@ -5,6 +5,7 @@ import pytest
 
 from fa4.emulator.errors import DeadlockError
 from fa4.emulator.program import Schedule
+from fa4.emulator.sessions import session
 from tests.emulator.ptx_kernels import KINDS, run, wait
 
 # Warps 0-3 take numbers from a counter and write down in which order they came.
@@ -144,3 +145,16 @@ def test_a_loop_that_counts_does_not_poll():
 def test_no_resident_cta():
     with pytest.raises(ValueError, match="resident=0: at least one"):
         Schedule("early", 0, 0)
+
+
+@pytest.mark.parametrize("resident", [True, 2.5, "4"])
+def test_resident_ctas_are_counted(resident):
+    with pytest.raises(TypeError, match=r"resident=.*an int"):
+        Schedule("early", 0, resident)
+    with pytest.raises(TypeError, match=r"resident=.*an int"):
+        session(resident=resident)
+
+
+def test_a_session_refuses_what_its_schedule_would():
+    with pytest.raises(ValueError, match="resident=0: at least one"):
+        session(resident=0)
