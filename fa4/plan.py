@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from fa4.pipeline.edges import Edge, forward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
@@ -17,8 +18,12 @@ N_BLOCK = 128  # keys of one block
 Q_TILES = 2  # query tiles per CTA, in ping-pong
 
 PADDED_HEAD_DIMS = (64, 96, 128, 192)
-SQUARE_HEAD_DIM = 128  # above it S, P and O of two query tiles do not fit in tensor memory
+# above it tensor memory has no room: for S, P and O of two query tiles, or for S, dP, dV and dK
+SQUARE_HEAD_DIM = 128
 WIDE_HEAD_DIMS = (192, 128)  # the one shape above: MLA prefill
+
+
+T = TypeVar("T")  # the tuning of a kind of kernel
 
 
 @dataclass(frozen=True)
@@ -161,23 +166,31 @@ def blackwell_plan(dims: tuple[int, int], options: dict[str, object]) -> Plan:
 
     Raises ValueError for head dims without a kernel.
     """
-    if max(dims) > SQUARE_HEAD_DIM and dims != WIDE_HEAD_DIMS:
-        raise ValueError(
-            f"(head_dim, head_dim_v) is {dims}; {options['arch']} supports both at most "
-            f"{SQUARE_HEAD_DIM}, or {WIDE_HEAD_DIMS}."
-        )
-    head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
+    head_dim, head_dim_v = padded_head_dims(dims, options["arch"])
     return Plan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         # P is at most 2^8 then, far from overflow in bfloat16 (2^128) and float16 (2^16)
         rescale_threshold=8.0,
-        tuning=tuning(head_dim, head_dim_v),
+        tuning=tuned(TUNED, head_dim, head_dim_v),
         **options,
     )
 
 
-def tuning(head_dim: int, head_dim_v: int) -> Tuning:
-    """The tuned line of a padded pair, or that of the next larger square one."""
+def padded_head_dims(dims: tuple[int, int], arch: str) -> tuple[int, int]:
+    """What Blackwell's kernels compute head dims (of Q and K, of V) as, forward and backward.
+
+    Raises ValueError for head dims without a kernel.
+    """
+    if max(dims) > SQUARE_HEAD_DIM and dims != WIDE_HEAD_DIMS:
+        raise ValueError(
+            f"(head_dim, head_dim_v) is {dims}; {arch} supports both at most {SQUARE_HEAD_DIM}, or "
+            f"{WIDE_HEAD_DIMS}."
+        )
+    return padded(dims[0], PADDED_HEAD_DIMS), padded(dims[1], PADDED_HEAD_DIMS)
+
+
+def tuned(table: dict[tuple[int, int], T], head_dim: int, head_dim_v: int) -> T:
+    """The line of a padded pair, or that of the next larger square one."""
     larger = max(head_dim, head_dim_v)
-    return TUNED.get((head_dim, head_dim_v)) or TUNED[(larger, larger)]
+    return table.get((head_dim, head_dim_v)) or table[larger, larger]

@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from fa4.pipeline.edges import Edge, backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import BackwardTmemMap, backward_tmem_map
+from fa4.plan import padded_head_dims, tuned
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
-from fa4.plan_base import DTYPE_BYTES, Role, padded, require
+from fa4.plan_base import DTYPE_BYTES, Role, require
 
 TILE = 128  # keys of a CTA, and queries of a block: the M of one tcgen05.mma, a TMEM lane per row
 WARPGROUP = 4  # warps; each reaches 32 of the 128 lanes of tensor memory
 LANES = 32
 COMPUTE_GROUPS = 2  # warpgroups that halve the queries of a block among themselves
 DQ_CHUNK = 32  # columns of dQ that leave in one bulk reduction of a warp
-
-PADDED_HEAD_DIMS = (64, 96, 128, 192)
-SQUARE_HEAD_DIM = 128  # above it S, dP, dV and dK do not fit in tensor memory
-WIDE_HEAD_DIMS = (192, 128)  # the one shape above: MLA prefill
 
 
 @dataclass(frozen=True)
@@ -153,16 +150,10 @@ def blackwell_backward_plan(
 
     Raises ValueError for head dims without a kernel.
     """
-    if max(dims) > SQUARE_HEAD_DIM and dims != WIDE_HEAD_DIMS:
-        raise ValueError(
-            f"(head_dim, head_dim_v) is {dims}; {options['arch']} supports both at most "
-            f"{SQUARE_HEAD_DIM}, or {WIDE_HEAD_DIMS}."
-        )
-    head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
-    larger = max(head_dim, head_dim_v)
+    head_dim, head_dim_v = padded_head_dims(dims, options["arch"])
     return BlackwellBackwardPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        tuning=TUNED.get((head_dim, head_dim_v)) or TUNED[larger, larger],
+        tuning=tuned(TUNED, head_dim, head_dim_v),
         **options,
     )
