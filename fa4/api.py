@@ -120,7 +120,8 @@ def flash_attn_func(
         raise
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
-        return flash_attn_func(q, k, v, softmax_scale, causal, window_size, softcap, return_lse)
+        rest = softmax_scale, causal, window_size, softcap, return_lse, deterministic
+        return flash_attn_func(q, k, v, *rest)
     # strided: seven tenths of the price of new_empty
     out = q.new_empty_strided(*call.out)
     lse = q.new_empty_strided(*call.lse, dtype=torch.float32) if return_lse else None
