@@ -30,7 +30,7 @@ class HopperBackward:
     def kernel(
         self, tma: BackwardTma, rows: BackwardRows, work: BackwardWork, scales: GradientScales
     ) -> None:
-        """See backward_host.py for the arguments."""
+        """See host_backward.py for the arguments."""
         plan, roles = self.plan, self.plan.roles
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         ledger = Ledger()

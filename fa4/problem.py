@@ -20,7 +20,7 @@ MAX_QUERY_ROWS = 2**30  # batch * heads * rows: bounds a work tile's number, to 
 
 @dataclass(frozen=True)
 class Problem:
-    """One forward attention problem, validated and normalised.
+    """One attention problem, validated and normalised.
 
     Shapes: q (batch, seqlen_q, heads_q, head_dim), k (batch, seqlen_k, heads_kv, head_dim),
     v (batch, seqlen_k, heads_kv, head_dim_v). Query i may see key j if

@@ -1,4 +1,4 @@
-"""Which (query tile pair, head, batch) a CTA works on, and in what order."""
+"""Which (tile, head, batch) a CTA works on, and in what order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from cutlass.cute import FastDivmodDivisorV2 as Divisor
 
 @dataclass(frozen=True)
 class WorkTile:
-    """Coordinates of one unit of work: `m` counts pairs of query tiles."""
+    """Coordinates of one unit of work.
+
+    `m` counts what a CTA takes at a time: rows of queries (`BasePlan.cta_rows`), in a backward pass
+    blocks of keys, whose heads are those of keys and values.
+    """
 
     m: Int32
     head: Int32
@@ -22,7 +26,9 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """Static persistent schedule: CTA i takes tiles i, i + grid, i + 2 grid, ...
+    """The order of tiles. Who takes which number is the kernel's affair: on Blackwell's forward
+    CTA i takes i, i + grid, i + 2 grid, ..., on Hopper's what `TileQueue` gives it, and a CTA of a
+    backward pass its own alone.
 
     Heads are taken in sections whose keys and values fit in L2 together. Within a section all
     heads of one m follow each other, and m ascends or descends: with the longest tiles first
@@ -33,7 +39,7 @@ class TileSchedule:
     """
 
     num_m: Int32
-    num_heads: Int32  # of queries, over the whole batch
+    num_heads: Int32  # over the whole batch
     heads: Divisor
     group: Divisor  # query heads per key/value head
     section: Divisor  # heads whose K and V share L2
