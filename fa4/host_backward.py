@@ -96,6 +96,7 @@ class BackwardHost:
             block=[grid[1], 1, 1],
             stream=stream,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
+            use_pdl=suffix != "_rows",  # starts in the wake of the kernel before, which it awaits
         )
 
     def _work(self, read: BackwardReader) -> BackwardWork:

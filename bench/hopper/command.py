@@ -18,7 +18,7 @@ from bench.hopper.cells import Cell, grid
 from bench.hopper.cuda import CudaDevice
 from bench.hopper.implementations import gemm, implementations
 from bench.hopper.measure import Bench, DeviceLost, Measurement
-from bench.hopper.summary import cell_line, report
+from bench.hopper.summary import FORWARD_GOALS, Goals, cell_line, report
 
 
 def main(argv: list[str]) -> int:
@@ -35,19 +35,26 @@ def main(argv: list[str]) -> int:
         getattr(torch, options.dtype),
         jumps=Jumps(options.jumps / 100, options.jump_rows) if options.jumps else None,
     )
+    return measure_grid(bench, options, ["hopper", *argv], FORWARD_GOALS)
+
+
+def measure_grid(
+    bench: Bench, options: argparse.Namespace, argv: Sequence[str], goals: Goals
+) -> int:
+    """Measure the chosen cells, print and save; see `main`. options: of `add_grid_options`."""
     for implementation in bench.implementations:
         if implementation.missing:
             print(f"{implementation.name} is missing: {implementation.missing}")
     run = {
         **files.environment(),
-        "command": shlex.join(["python", "-m", "bench", "hopper", *_without_folder(argv)]),
+        "command": shlex.join(["python", "-m", "bench", *_without_folder(argv)]),
         "dtype": options.dtype,
         "jumps": asdict(bench.jumps) if bench.jumps else None,
         "effort": asdict(bench.effort),
     }
     print(f"{run['gpu']}, {run['date']}, {run['versions']}", flush=True)
     todo = grid(options.sets, options.head_dims, options.masks, options.lengths)
-    done = Run(todo, Budget(options.seconds, time.monotonic))
+    done = Run(todo, Budget(options.seconds, time.monotonic), goals=goals)
     done.measure(bench.measure, lambda: files.save_json(options.out, done.content(run)))
     run["card_after"] = files.card_state()
     files.save_json(options.out, done.content(run))
@@ -58,7 +65,7 @@ def main(argv: list[str]) -> int:
     return 0 if done.good else 1
 
 
-def _without_folder(argv: list[str]) -> list[str]:
+def _without_folder(argv: Sequence[str]) -> Sequence[str]:
     """Options without `--out FOLDER`, which says nothing to another machine."""
     if "--out" not in argv:
         return argv
@@ -69,6 +76,20 @@ def _without_folder(argv: list[str]) -> list[str]:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Options; wrong ones end the program."""
     parser = argparse.ArgumentParser(prog="python -m bench hopper", description=__doc__)
+    add_grid_options(parser)
+    parser.add_argument(
+        "--jumps",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
+        help="of the query blocks get a row whose maximum jumps late: a tile computed twice",
+    )
+    parser.add_argument("--jump-rows", type=int, default=128, help="rows of such a block")
+    return parser.parse_args(argv)
+
+
+def add_grid_options(parser: argparse.ArgumentParser) -> None:
+    """Which cells, of what, for how long, and where results go."""
     parser.add_argument("--head-dims", type=int, nargs="+", default=cells.HEAD_DIMS)
     parser.add_argument("--masks", nargs="+", choices=cells.MASKS, default=cells.MASKS)
     lengths = parser.add_mutually_exclusive_group()
@@ -88,20 +109,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="equal heads, and 32 query heads over 8 key/value heads at head dim 128",
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    parser.add_argument(
-        "--jumps",
-        type=float,
-        default=0.0,
-        metavar="PERCENT",
-        help="of the query blocks get a row whose maximum jumps late: a tile computed twice",
-    )
-    parser.add_argument("--jump-rows", type=int, default=128, help="rows of such a block")
     parser.add_argument("--ours-only", action="store_true", help="no peers")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     parser.add_argument(
         "--seconds", type=float, help="start no new cell after this long; default: no limit"
     )
-    return parser.parse_args(argv)
 
 
 @dataclass
@@ -132,6 +144,7 @@ class Run:
     budget: Budget
     measurements: list[Measurement] = field(default_factory=list)
     stopped: str = ""  # why cells are left
+    goals: Goals = FORWARD_GOALS
 
     @property
     def left(self) -> list[str]:
@@ -163,14 +176,15 @@ class Run:
 
     def content(self, run: dict[str, Any]) -> dict[str, Any]:
         """What is saved as JSON."""
-        return files.content(run, self.measurements, self.left, self.stopped)
+        return files.content(run, self.measurements, self.left, self.stopped, self.goals)
 
     def text(self) -> str:
         """The tables, and what is left."""
+        text = report(self.measurements, self.goals)
         if not self.left:
-            return report(self.measurements)
+            return text
         left = f"Not measured, {self.stopped}: {', '.join(self.left)}"
-        return "\n\n".join((report(self.measurements), left))
+        return "\n\n".join((text, left))
 
     def _progress(self) -> None:
         done, used = len(self.measurements), self.budget.used

@@ -16,7 +16,7 @@ import torch
 from bench.hopper.cells import length_name
 from bench.hopper.implementations import package_version
 from bench.hopper.measure import OK, Measurement
-from bench.hopper.summary import ratio, summarise
+from bench.hopper.summary import FORWARD_GOALS, Goals, ratio, summarise
 
 SCHEMA = 1
 PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "apache-tvm-ffi", "numpy")
@@ -52,14 +52,18 @@ def card_state() -> dict[str, str] | None:
 
 
 def content(
-    run: dict[str, Any], measurements: Sequence[Measurement], left: Sequence[str], stopped: str
+    run: dict[str, Any],
+    measurements: Sequence[Measurement],
+    left: Sequence[str],
+    stopped: str,
+    goals: Goals = FORWARD_GOALS,
 ) -> dict[str, Any]:
     """The JSON of a run. `run`: environment and options; `left`: cells not measured, and why."""
     return {
         "schema": SCHEMA,
         **run,
         "cells": [_cell(measurement) for measurement in measurements],
-        "summary": asdict(summarise(measurements)),
+        "summary": asdict(summarise(measurements, goals)),
         "left": list(left),
         "stopped": stopped or None,
     }

@@ -12,24 +12,25 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.hopper.accuracy import Tensors
+from bench.hopper.passes import Given
 
 OURS = "ours"
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute attention on q, k, v of (batch, length, heads, head dim).
+    """One way to compute a pass of attention on what `Pass.inputs` returns.
 
     bind: (inputs, causal) -> call; what the call needs beyond its launch is done once, here.
-    output: what the call returns -> O of (batch, length, heads, head dim), a view.
+    output: what the call returns -> (O,) of (batch, length, heads, head dim), or (dQ, dK, dV);
+        views.
     context: must be open around the calls; its cost is not theirs.
     missing: why it cannot run here; empty when it can.
     """
 
     name: str
-    bind: Callable[[Tensors, bool], Callable[[], Any]]
-    output: Callable[[Any], torch.Tensor]
+    bind: Callable[[Given, bool], Callable[[], Any]]
+    output: Callable[[Any], Given]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     missing: str = ""
 
@@ -66,11 +67,11 @@ def gemm(size: int, device: str) -> Callable[[], Any]:
 def _ours() -> Implementation:
     import fa4
 
-    def bind(inputs: Tensors, causal: bool) -> Callable[[], Any]:
+    def bind(inputs: Given, causal: bool) -> Callable[[], Any]:
         attention, (q, k, v) = fa4.flash_attn_func, inputs
         return lambda: attention(q, k, v, causal=causal)
 
-    return Implementation(OURS, bind, output=lambda out: out)
+    return Implementation(OURS, bind, output=lambda out: (out,))
 
 
 def _flash_attn_4() -> Implementation:
@@ -81,17 +82,17 @@ def _flash_attn_4() -> Implementation:
     except Exception as error:  # whatever its import raises is the reason that is reported
         missing = f"{type(error).__name__}: {error}"
 
-    def bind(inputs: Tensors, causal: bool) -> Callable[[], Any]:
+    def bind(inputs: Given, causal: bool) -> Callable[[], Any]:
         q, k, v = inputs
         return lambda: attention(q, k, v, causal=causal)
 
-    return Implementation(name, bind, output=lambda result: result[0], missing=missing)
+    return Implementation(name, bind, output=lambda result: (result[0],), missing=missing)
 
 
 def _sdpa(name: str, backend: SDPBackend, available: bool) -> Implementation:
     """One backend of torch's scaled_dot_product_attention; no other is allowed to step in."""
 
-    def bind(inputs: Tensors, causal: bool) -> Callable[[], Any]:
+    def bind(inputs: Given, causal: bool) -> Callable[[], Any]:
         q, k, v = (t.transpose(1, 2) for t in inputs)
         grouped = q.shape[1] != k.shape[1]
         return lambda: scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
@@ -99,7 +100,7 @@ def _sdpa(name: str, backend: SDPBackend, available: bool) -> Implementation:
     return Implementation(
         name,
         bind,
-        output=lambda out: out.transpose(1, 2),
+        output=lambda out: (out.transpose(1, 2),),
         context=lambda: sdpa_kernel(backend),
         missing="" if available else f"this torch has no {backend.name} backend",
     )

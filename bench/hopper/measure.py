@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 
 from bench.hopper import accuracy
-from bench.hopper.accuracy import Jumps, Tensors
+from bench.hopper.accuracy import Jumps
 from bench.hopper.cells import GEMM_SIZE, Cell, tflops
 from bench.hopper.implementations import Implementation
+from bench.hopper.passes import FORWARD, Given, Pass
 from bench.hopper.timing import Call, Effort, Samples, Work, estimate_ms, interleave
 
 OK, MISSING, FAILED, WRONG, LEFT = "ok", "missing", "failed", "wrong", "left"
@@ -82,6 +84,7 @@ class Bench:
     dtype: torch.dtype = torch.bfloat16
     effort: Effort = field(default_factory=Effort)
     jumps: Jumps | None = None
+    measured: Pass = FORWARD
 
     def measure(self, cell: Cell) -> Measurement:
         """Errors of an implementation end up in its outcome.
@@ -89,9 +92,8 @@ class Bench:
         Raises DeviceLost when CUDA is gone.
         """
         measurement = Measurement(cell, {i.name: Outcome() for i in self.implementations})
-        q, kv = ((cell.batch, cell.length, h, cell.head_dim) for h in (cell.heads_q, cell.heads_kv))
-        inputs = accuracy.inputs((q, kv, kv), self.dtype, self.device.name, self.jumps)
-        expected = accuracy.reference(*inputs, cell.causal)
+        inputs = self.measured.inputs(cell, self.dtype, self.device.name, self.jumps)
+        expected = self.measured.reference(inputs, cell.causal)
         graphs, eager = {}, {}
         for implementation in self.implementations:
             outcome = measurement.outcomes[implementation.name]
@@ -121,9 +123,9 @@ class Bench:
     def _prepare(
         self,
         implementation: Implementation,
-        inputs: Tensors,
+        inputs: Given,
         causal: bool,
-        expected: torch.Tensor,
+        expected: Given,
         outcome: Outcome,
     ) -> tuple[Work, Work] | None:
         """Run, check, capture, check again: graph and eager calls to time; None if wrong."""
@@ -135,7 +137,7 @@ class Bench:
             device.synchronize()
             outcome.first_call_s = time.perf_counter() - begin
             _poison_free_memory(inputs[0])
-            if not _right(implementation.output(call()), expected, outcome, "a call"):
+            if not self._right(implementation.output(call()), expected, outcome, "a call"):
                 return None
             estimate = estimate_ms(device, call)
             outcome.launches = effort.launches(estimate)
@@ -143,10 +145,10 @@ class Bench:
         # A graph whose second replay does nothing would be fast: poison, then look again
         captured.replay()
         outs = [implementation.output(result) for result in captured.results]
-        for out in outs:
+        for out in itertools.chain(*outs):
             out.fill_(torch.nan)
         captured.replay()
-        if not all(_right(out, expected, outcome, "a graph replay") for out in outs):
+        if not all(self._right(out, expected, outcome, "a graph replay") for out in outs):
             return None
         calls = effort.eager_calls(estimate)
         return (
@@ -157,7 +159,8 @@ class Bench:
     def _time(
         self, measurement: Measurement, graphs: Mapping[str, Work], eager: Mapping[str, Work]
     ) -> None:
-        device, effort, flops = self.device, self.effort, measurement.cell.flops
+        device, effort = self.device, self.effort
+        flops = self.measured.flops(measurement.cell)
         gemm = interleave(device, {"": Work(self.gemm, 4, 4)}, GEMM_ROUNDS, wait_between=False)
         measurement.gemm_tflops = tflops(2 * GEMM_SIZE**3, gemm[""].ms)
         replays = interleave(device, graphs, effort.rounds, wait_between=False)
@@ -169,18 +172,17 @@ class Bench:
         for name in graphs:
             measurement.outcomes[name].add_times(flops, replays[name], calls[name])
 
-
-def _right(out: torch.Tensor, expected: torch.Tensor, outcome: Outcome, what: str) -> bool:
-    """Record the error of `out`, and close the outcome if it is too large."""
-    error = accuracy.error(out, expected)
-    outcome.rel_rms, outcome.worst_row = error.all_rows, error.worst_row
-    if not error.ok:
-        outcome.end(
-            WRONG,
-            f"{what}: relative RMS {error.all_rows:.1e}, {error.worst_row:.1e} "
-            f"in the worst row (limit {accuracy.ROW_LIMIT:.0e})",
-        )
-    return error.ok
+    def _right(self, results: Given, expected: Given, outcome: Outcome, what: str) -> bool:
+        """Record the error of `results`, and close the outcome if it is too large."""
+        error = self.measured.error(results, expected)
+        outcome.rel_rms, outcome.worst_row = error.all_rows, error.worst_row
+        if not error.ok:
+            outcome.end(
+                WRONG,
+                f"{what}: relative RMS {error.all_rows:.1e}, {error.worst_row:.1e} "
+                f"in the worst row (limit {accuracy.ROW_LIMIT:.0e})",
+            )
+        return error.ok
 
 
 def _poison_free_memory(like: torch.Tensor) -> None:

@@ -12,16 +12,25 @@ from bench.hopper.implementations import OURS
 from bench.hopper.measure import OK, Measurement, Outcome
 from fa4.profile.table import table
 
-CELL_FLOOR = 0.98  # no cell may be slower than this against the best peer,
-MEAN_GOAL = 1.10  # and the geometric mean shall reach this
+
+@dataclass(frozen=True)
+class Goals:
+    """No cell may be slower than `floor` against the best peer, and the mean shall reach `mean`."""
+
+    mean: float
+    floor: float
+
+
+FORWARD_GOALS = Goals(mean=1.10, floor=0.98)
+BACKWARD_GOALS = Goals(mean=1.00, floor=0.93)
 
 
 def best_peer(measurement: Measurement) -> str | None:
-    """The fastest peer with a checked result; None without one."""
+    """The fastest peer with a checked result, not a variant of ours; None without one."""
     times = {
         name: outcome.ms
         for name, outcome in measurement.outcomes.items()
-        if name != OURS and outcome.status == OK
+        if not name.startswith(OURS) and outcome.status == OK
     }
     return min(times, key=times.__getitem__) if times else None
 
@@ -52,7 +61,7 @@ class Summary:
     below_floor: list[str]
 
 
-def summarise(measurements: Sequence[Measurement]) -> Summary:
+def summarise(measurements: Sequence[Measurement], goals: Goals = FORWARD_GOALS) -> Summary:
     """Ratios of all cells that have one."""
     ratios = {str(m.cell): r for m in measurements if (r := ratio(m)) is not None}
     groups = {m.cell.group: [] for m in measurements if ratio(m) is not None}
@@ -65,16 +74,16 @@ def summarise(measurements: Sequence[Measurement]) -> Summary:
         geometric_mean=geometric_mean(ratios.values()),
         by_group={group: geometric_mean(values) for group, values in groups.items()},
         lowest=min(ratios.values(), default=None),
-        below_floor=[cell for cell, value in ratios.items() if value < CELL_FLOOR],
+        below_floor=[cell for cell, value in ratios.items() if value < goals.floor],
     )
 
 
-def report(measurements: Sequence[Measurement]) -> str:
+def report(measurements: Sequence[Measurement], goals: Goals = FORWARD_GOALS) -> str:
     """All tables of a run."""
     parts = [
         f"TFLOPS\n{_rates(measurements)}",
         f"Ours / best peer\n{_ratios(measurements)}",
-        _verdict(summarise(measurements)),
+        _verdict(summarise(measurements, goals), goals),
         f"Eager calls, medians over the cells\n{_overheads(measurements)}",
         _problems(measurements),
     ]
@@ -113,14 +122,14 @@ def _ratios(measurements: Sequence[Measurement]) -> str:
     return table(_header("cells", measurements) + " | mean", rows)
 
 
-def _verdict(summary: Summary) -> str:
+def _verdict(summary: Summary, goals: Goals) -> str:
     if summary.geometric_mean is None:
         return "No cell has both ours and a peer."
     below = ", ".join(summary.below_floor) or "none"
     return (
         f"{summary.compared} of {summary.cells} cells compared: geometric mean "
-        f"{summary.geometric_mean:.3f} (goal {MEAN_GOAL:.2f}), lowest {summary.lowest:.3f}; "
-        f"below {CELL_FLOOR}: {below}"
+        f"{summary.geometric_mean:.3f} (goal {goals.mean:.2f}), lowest {summary.lowest:.3f}; "
+        f"below {goals.floor}: {below}"
     )
 
 

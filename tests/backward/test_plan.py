@@ -58,6 +58,7 @@ def test_tiles_cover_dq_and_the_key_block(dims: tuple[int, int]) -> None:
         ({"m_block": 80}, "is not made of tiles"),
         ({"dq_columns": 128}, "1 tiles of dQ for 2 warpgroups"),
         ({"stages": 1, "scores_ahead": True}, "scores_ahead needs the next Q"),
+        ({"scores_ahead": True}, "scores_ahead is for columns_split"),
         ({"stages": 6}, "of shared memory"),
         ({"registers": (244, 24)}, "multiples of 8"),
         ({"registers": (256, 40)}, "Give some role fewer"),

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.hopper import accuracy
+import torch
+
 from bench.hopper.implementations import Implementation
 from bench.hopper.measure import Outcome
+from bench.hopper.passes import FORWARD
 
 HOST_US = 7.0  # what the host spends on a fake call
 
@@ -62,25 +64,35 @@ class FakeDevice:
         return not self.broken
 
 
-def implementation(device, name, ms, error=None, scale=1.0, replays_work=True):
-    """Right up to `scale`, `ms` per launch; raises `error` when called."""
+def implementation(device, name, ms, error=None, scale=1.0, replays_work=True, measured=FORWARD):
+    """Right up to `scale`, `ms` per launch; raises `error` when called.
+
+    Results lie end to end, since the device's graphs know a single tensor.
+    """
     device.fills = getattr(device, "fills", {})
     device.fill = lambda who: device.fills[who]
+    shapes = []
 
     def bind(inputs, causal):
-        out = (accuracy.reference(*inputs, causal) * scale).to(inputs[0].dtype)
-        device.fills[name] = out.clone() if replays_work else out.clone().fill_(float("nan"))
+        results = [(t * scale).to(inputs[0].dtype) for t in measured.reference(inputs, causal)]
+        shapes[:] = [t.shape for t in results]
+        flat = torch.cat([t.flatten() for t in results])
+        device.fills[name] = flat.clone() if replays_work else torch.full_like(flat, torch.nan)
 
         def call():
             if error:
                 raise error
             device.last = (name, ms)
             device.launch(name, ms)
-            return out.clone()
+            return flat.clone()
 
         return call
 
-    return Implementation(name, bind, output=lambda out: out)
+    def output(flat):
+        parts = flat.split([shape.numel() for shape in shapes])
+        return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+
+    return Implementation(name, bind, output)
 
 
 def outcome(tflops, ms=1.0):

@@ -128,5 +128,5 @@ def test_sdpa_is_bound_to_our_layout(heads_kv):
     inputs = accuracy.inputs(shapes, torch.float32, "cpu")
     call = replace(fa2, missing="").bind(inputs, True)
     with fa2.context():
-        out = fa2.output(call())
+        (out,) = fa2.output(call())
     assert accuracy.error(out, accuracy.reference(*inputs, True)).ok

@@ -52,6 +52,7 @@ class Postprocess:
 
         total = self.tiles.registers()
         summed = rows.dq[None, block, head, batch]
+        cute.arch.griddepcontrol_wait()
         source = dq_target(summed, total, tile, thread, plan.dq_tile_threads)
         cute.autovec_copy(source, dq_vectors(total))
         rounded = cute.make_rmem_tensor(total.layout, dtype)
@@ -66,4 +67,4 @@ class Postprocess:
             sent, received = dq.partition(block_dq, cute.group_modes(rows_dq, 0, 2))
             cute.copy(dq.atom, sent[None, 0], received[None, block])
             cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=False)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -54,6 +54,7 @@ class Preprocess:
             number // blocks % heads,
             number // blocks // heads,
         )
+        cute.arch.griddepcontrol_launch_dependents()
         self._clear(rows.dq[None, block, head, batch], thread)
         if cutlass.const_expr(self.plan.deterministic):
             self._count_from_zero(rows.turns, (block, head, batch), thread)

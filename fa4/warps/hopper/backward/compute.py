@@ -151,42 +151,73 @@ class BackwardCompute:
         """One block of queries. what: (block, whether it is masked, whether another one follows
         whose scores are computed ahead).
         """
-        plan, q, ds = self.plan, rings.q, rings.ds
-        block, masked, ahead = what
-        last, split = plan.tuning.scores_ahead and not ahead, plan.tuning.columns_split
-        if cutlass.const_expr(not plan.tuning.scores_ahead):
+        tuning, q, ds = self.plan.tuning, rings.q, rings.ds
+        (block, masked, ahead), shared = what, tuning.columns_split
+        if cutlass.const_expr(not tuning.scores_ahead):
             pipes.q_loaded.wait(q.index, q.phase)
             self._scores(f.s, (smem.k, smem.q), place, q.index)
         pipes.do_loaded.wait(q.index, q.phase)
         self._scores(f.dp, (smem.v, smem.do), place, q.index)
-        if cutlass.const_expr(not plan.tuning.scores_ahead):
-            warpgroup.wait_group(1)
+        if cutlass.const_expr(not tuning.scores_ahead):
+            warpgroup.wait_group(1)  # S is done
         pointwise.probabilities(f, smem.lse[None, q.index], block, masked)
-        if cutlass.const_expr(split):
+        if cutlass.const_expr(shared):
             self._share(f.p, smem.p, place, ds.index)
-            warpgroup.wait_group(0)
-        else:
-            self._add(f.dv, f.p, smem.p, smem.do, (place, q.index, ds.index))
-            warpgroup.wait_group(1)
+        warpgroup.wait_group(0)  # dP is done
         pointwise.grad_scores(f, smem.delta[None, q.index])
-        if cutlass.const_expr(not split):
-            self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
         self._share(f.ds, smem.ds, place, ds.index)
+        if cutlass.const_expr(not shared):  # behind the stores of dS, which others wait for
+            self._add(f.dv, f.p, smem.p, smem.do, (place, q.index, ds.index))
         cute.arch.fence_view_async_shared()
         pipes.ds_written.commit(ds.index)
         pipes.ds_written.wait(ds.index, ds.phase)
-        if cutlass.const_expr(split):
+        if cutlass.const_expr(shared):
             self._add(f.dv, f.p, smem.p, smem.do, (place, q.index, ds.index))
-            self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
+            return self._dk_then_dq(f, smem, pipes, place, ahead, rings)
+        return self._dq_then_dk(f, smem, pipes, place, rings)
+
+    @cute.jit
+    def _dq_then_dk(
+        self,
+        f: Fragments,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        place: Place,
+        rings: Rings,
+    ) -> Rings:
+        """The tensor cores compute dK while dQ is handed over."""
+        q, ds = rings.q, rings.ds
+        self._grad_q(f.dq, smem, place, ds.index)
+        self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
+        warpgroup.wait_group(1)  # dV and dQ are done
+        self._hand_over(f.dq, smem, pipes, place, ds.count)
+        warpgroup.wait_group(0)
+        pipes.q_loaded.release(q.index)
+        q.advance()
+        ds.advance()
+        return Rings(q, ds)
+
+    @cute.jit
+    def _dk_then_dq(
+        self,
+        f: Fragments,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        place: Place,
+        ahead: cutlass.Constexpr[bool],
+        rings: Rings,
+    ) -> Rings:
+        """Q and dO are free before dQ is done: with one stage the next ones are waited for."""
+        q, ds = rings.q, rings.ds
+        self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
         self._grad_q(f.dq, smem, place, ds.index)
         warpgroup.wait_group(1)  # dV and dK are done
-        if cutlass.const_expr(not last):
-            pipes.q_loaded.release(q.index)
+        pipes.q_loaded.release(q.index)
         q.advance()
         if cutlass.const_expr(ahead):
             pipes.q_loaded.wait(q.index, q.phase)
             self._scores(f.s, (smem.k, smem.q), place, q.index)
-        warpgroup.wait_group(1 if ahead else 0)
+        warpgroup.wait_group(1 if ahead else 0)  # dQ is done
         self._hand_over(f.dq, smem, pipes, place, ds.count)
         warpgroup.wait_group(0)
         ds.advance()

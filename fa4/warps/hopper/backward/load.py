@@ -43,6 +43,7 @@ class BackwardLoad:
         blocks = work.blocks(tile)
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.stages)
         self._load_keys(tma, smem, pipes, tile)
+        cute.arch.griddepcontrol_wait()  # for LSE and delta, and the zeros that dQ is added to
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             q = tiles_of(tma.q, smem.q, (head, tile.batch), self.plan.q_box)
@@ -53,6 +54,7 @@ class BackwardLoad:
                 self._load_q(q, smem, rows, pipes, where, ring.index)
                 self._load_do(do, smem, rows, pipes, where, ring.index)
                 ring.advance()
+        cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
     def _load_keys(

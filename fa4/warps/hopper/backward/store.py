@@ -53,7 +53,7 @@ class GradientStore:
         self._write(dk, smem.k, group)
         self._sync()
         self._store(tma.dk, smem.k, tile)
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def _write(self, gradient: cute.Tensor, shared: cute.Tensor, group: Int32) -> None:
