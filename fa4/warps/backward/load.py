@@ -45,6 +45,7 @@ class BackwardLoad:
         ring = make_pipeline_state(PipelineUserType.Consumer, plan.tuning.q_stages)
         do_ring = make_pipeline_state(PipelineUserType.Consumer, plan.tuning.do_stages)
         self._load_keys(tma, smem, pipes, tile)
+        cute.arch.griddepcontrol_wait()  # for LSE and delta
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             q = tiles_of(tma.q, smem.q, (head, tile.batch), plan.q_box)

@@ -56,6 +56,7 @@ class BackwardReduce:
         tile = work.tile()
         blocks = work.blocks(tile)
         x, phase = self._rows(tmem), Int32(0)
+        cute.arch.griddepcontrol_wait()  # for the zeros that dQ is added to, and turns count from
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
