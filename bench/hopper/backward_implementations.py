@@ -29,14 +29,16 @@ def backward_implementations(
 
 
 def tuned(plan: HopperBackwardPlan, changes: Changes) -> HopperBackwardPlan:
-    """The plan with changes to its tuning."""
-    return replace(plan, tuning=replace(plan.tuning, **changes))
+    """The plan with changes to its tuning, or to whether it is deterministic."""
+    of_tuning = {name: value for name, value in changes.items() if name != "deterministic"}
+    deterministic = changes.get("deterministic", plan.deterministic)
+    return replace(plan, deterministic=deterministic, tuning=replace(plan.tuning, **of_tuning))
 
 
 def _ours() -> Implementation:
     def bind(inputs: Given, causal: bool) -> Callable[[], Given]:
         q, k, v, out, lse, grad_out = inputs
-        options = (None, causal, None, None, 0.0)
+        options = (None, causal, None, None, 0.0, False)
         call = torch.ops.fa4.attention_backward
         return lambda: call(grad_out, None, q, k, v, out, lse, *options)
 
@@ -46,8 +48,8 @@ def _ours() -> Implementation:
 def _variant(changes: Changes) -> Implementation:
     def bind(inputs: Given, causal: bool) -> Callable[[], Given]:
         q, k, v, out, lse, grad_out = inputs
-        problem = _problem(q, k, causal)
-        plan = tuned(plan_backward(problem, ARCH), changes)
+        plan = tuned(plan_backward(_problem(q, k, causal), ARCH), changes)
+        problem = replace(_problem(q, k, causal), deterministic=plan.deterministic)
 
         def call() -> Given:
             grads = tuple(torch.empty_like(t) for t in (q, k, v))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import fa4
 from bench.hopper import accuracy, cells
 from bench.hopper.backward import parse
 from bench.hopper.backward_implementations import backward_implementations, tuned
@@ -84,3 +85,15 @@ def test_options_are_those_of_the_forward_and_more() -> None:
     options = parse(["--head-dims", "64", "--trials", "0", "--tunings", "{'stages': 1}"])
     assert (options.head_dims, options.trials, options.tunings) == ([64], 0, ["{'stages': 1}"])
     assert options.lengths == cells.LENGTHS
+
+
+@pytest.mark.parametrize("variant", [{}, {"deterministic": True}, {"rounded_p": False}], ids=str)
+def test_ours_and_its_variants_run(variant: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_90a")
+    cell = Cell(head_dim=64, causal=True, length=100, heads_q=2, heads_kv=1)
+    monkeypatch.setattr(cells, "TOKENS", 100)
+    inputs = BACKWARD.inputs(cell, torch.bfloat16, "cpu", None)
+    ours = backward_implementations(ours_only=True, variants=(variant,) if variant else ())[-1]
+    with fa4.emulator.session(arch="sm_90a"):
+        found = ours.output(ours.bind(inputs, True)())
+    assert accuracy.gradient_error(found, BACKWARD.reference(inputs, True)).ok
