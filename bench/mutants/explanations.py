@@ -9,6 +9,9 @@ _STORES_FIRST = (
     "the head, so that this second pair has nothing left to order"
 )
 
+_KERNEL_ENDS = "What is left to be written is written by the end of the kernel anyhow"
+_ALL_READ = "Every store has been waited for until it had read its source; " + _KERNEL_ENDS.lower()
+
 # (kernel, where) -> [(opcode or "", reason)]
 _EXPLAINED: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("sm_100a", "q_loaded acquire 1"): [
@@ -29,6 +32,12 @@ _EXPLAINED: dict[tuple[str, str], list[tuple[str, str]]] = {
             "the softmax warps of this tile through p_written",
         )
     ],
+    ("sm_100a", "epilogue.py: cute.arch.cp_async_bulk_wait_group"): [
+        ("cp.async.bulk.wait_group", _ALL_READ)
+    ],
+    ("sm_90a one Q buffer", "output.py: cute.arch.cp_async_bulk_wait_group (1)"): [
+        ("cp.async.bulk.wait_group", _ALL_READ)
+    ],
     ("sm_90a one Q buffer", "tile_assigned acquire 0"): [
         (
             "mbarrier",
@@ -37,7 +46,6 @@ _EXPLAINED: dict[tuple[str, str], list[tuple[str, str]]] = {
         )
     ],
 }
-_KERNEL_ENDS = "What is left to be written is written by the end of the kernel anyhow"
 
 
 def explanation(kernel: str, mutant: Mutant) -> str:
