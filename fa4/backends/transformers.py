@@ -85,7 +85,7 @@ def attention(
         module: the layer; its `is_causal` counts where the argument is None.
         query, key, value: (batch, heads, seqlen, head_dim); under autocast in its dtype.
         attention_mask: None, or NotImplementedError.
-        options: `sliding_window` and `softcap`; any of `_REFUSED` is an error if set.
+        options: `sliding_window`, `softcap`, `deterministic`; any of `_REFUSED` is an error if set.
 
     Returns:
         out (batch, seqlen, heads, head_dim), and None for the weights.
@@ -101,8 +101,9 @@ def attention(
     # transformers counts a token to its own window, and has the same one on both sides
     bound = None if window is None else window - 1
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    softcap = options.get("softcap") or 0.0
-    return flash_attn_func(q, k, v, scaling, causal, (bound, bound), softcap), None
+    softcap, deterministic = options.get("softcap") or 0.0, options.get("deterministic") or False
+    masks = causal, (bound, bound)
+    return flash_attn_func(q, k, v, scaling, *masks, softcap, deterministic=deterministic), None
 
 
 _REFUSED = ("dropout", "s_aux", "position_bias", "cu_seq_lens_q", "output_attentions")

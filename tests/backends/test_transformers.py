@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import fa4
+from fa4 import emulator
+from fa4.api import emulated_arch
 from fa4.backends import transformers as backend
 from tests.backward.gradients import draw
 
@@ -50,6 +52,16 @@ def test_options_become_ours() -> None:
     assert out.equal(expected)
     out, _ = backend.attention(CAUSAL, query, key, value, None, is_causal=False, sliding_window=20)
     assert out.equal(fa4.flash_attn_func(*draw((40, 70)), window_size=(19, 19)))
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_gradients_are_deterministic_on_request(asked: bool | None) -> None:
+    query, key, value = (tensor.requires_grad_() for tensor in heads_first())
+    with emulator.session(arch=emulated_arch()) as emulated:
+        out, _ = backend.attention(CAUSAL, query, key, value, None, deterministic=asked)
+        torch.autograd.grad(out.sum(), (query, key, value))
+    names = [launch.name for launch in emulated.launches]
+    assert any("deterministic" in name for name in names) is bool(asked)
 
 
 def test_autocast_decides_the_dtype() -> None:
