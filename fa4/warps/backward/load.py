@@ -60,6 +60,7 @@ class BackwardLoad:
                 pipes.do_loaded.acquire(stage, do_ring.phase)
                 do.load(block, stage, pipes.do_loaded.expect(stage, plan.do_block_bytes))
                 do_ring.advance()
+        cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
     def _load_keys(
