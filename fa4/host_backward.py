@@ -62,7 +62,8 @@ class BackwardHost:
             softcap=read.float32("softcap"),
             gradient=read.float32("gradient_scale"),
         )
-        blocks = cute.size(rows.dq) // plan.dq_block_floats
+        _, *sizes = rows.dq.shape  # (floats, blocks, heads, batch): 32 bits do not count floats
+        blocks = sizes[0] * sizes[1] * sizes[2]
         kernel, tiles = HopperBackward(plan), HopperDq(plan)
         if cutlass.const_expr(not self._on_hopper):
             kernel, tiles = Backward(plan), BlackwellDq(plan)
