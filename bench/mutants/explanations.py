@@ -35,7 +35,7 @@ _EXPLAINED: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("sm_100a", "epilogue.py: cute.arch.cp_async_bulk_wait_group"): [
         ("cp.async.bulk.wait_group", _ALL_READ)
     ],
-    ("sm_90a one Q buffer", "output.py: cute.arch.cp_async_bulk_wait_group (1)"): [
+    ("sm_90a one Q buffer", "output.py: cute.arch.cp_async_bulk_wait_group"): [
         ("cp.async.bulk.wait_group", _ALL_READ)
     ],
     ("sm_90a one Q buffer", "tile_assigned acquire 0"): [
