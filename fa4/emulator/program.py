@@ -94,7 +94,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"schedule kind {self.kind!r} is unknown; use one of {KINDS}")
+            raise ValueError(f"schedule={self.kind!r} is unknown; use one of {KINDS}")
         if self.resident is None:
             return
         if isinstance(self.resident, bool) or not isinstance(self.resident, int):
