@@ -39,7 +39,7 @@ class Forward:
         ledger = Ledger()
         pipes = build_pipes(plan, Pipes, base, ledger)
         layouts = smem_layouts(plan)
-        smem = carve(plan, layouts, smem_map, base)
+        smem = carve(plan, layouts, base)
         tmem_address = cute.recast_ptr(base + smem_map.tiles["tmem_address"], dtype=Int32)
 
         load = Load(plan)

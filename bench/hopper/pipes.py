@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from bench.hopper import accuracy, cells, files
+from bench.hopper import cells, files
 from bench.hopper.cells import Cell
 from bench.hopper.implementations import OURS, implementations
+from bench.hopper.passes import FORWARD
 from bench.results import FOLDER
 from fa4.profile.ncu import NcuError, find_ncu, import_page, run_ncu
 from fa4.profile.ncu_report import parse_raw
@@ -133,8 +134,7 @@ def launch(pairs: Sequence[Sequence[str]]) -> int:
     known = {implementation.name: implementation for implementation in implementations()}
     for name, who in pairs:
         cell: Cell = grid[name]
-        q, kv = ((cell.batch, cell.length, h, cell.head_dim) for h in (cell.heads_q, cell.heads_kv))
-        call = known[who].bind(accuracy.inputs((q, kv, kv), torch.bfloat16, "cuda"), cell.causal)
+        call = known[who].bind(FORWARD.inputs(cell, torch.bfloat16, "cuda", None), cell.causal)
         with ExitStack() as stack:
             stack.enter_context(known[who].context())
             for _ in range(WARM_UP):

@@ -13,6 +13,7 @@ import torch
 from bench.hopper import accuracy, cells, files
 from bench.hopper.accuracy import Tensors
 from bench.hopper.cells import Cell, grid
+from bench.hopper.passes import FORWARD
 from bench.hopper.timing import Call, Device, Effort, Work, estimate_ms, interleave
 from bench.progress import progress
 from fa4.plan import plan_forward
@@ -104,8 +105,7 @@ def main(argv: list[str]) -> int:
 def measure(device: Device, cell: Cell) -> dict[str, float]:
     """Milliseconds per launch of every variant, interleaved; raises if one is wrong."""
     problem = problem_of(cell)
-    q, kv = ((cell.batch, cell.length, h, cell.head_dim) for h in (cell.heads_q, cell.heads_kv))
-    inputs = accuracy.inputs((q, kv, kv), torch.bfloat16, device.name)
+    inputs = FORWARD.inputs(cell, torch.bfloat16, device.name, None)
     expected, works = accuracy.reference(*inputs, cell.causal), {}
     for name, plan in variants(plan_forward(problem, "sm_90a")).items():
         call = _bind(problem, plan, inputs)

@@ -36,6 +36,11 @@ class BackwardRows:
     dq: cute.Tensor
     turns: cute.Tensor | None
 
+    def where(self, number: Int32) -> tuple[Int32, Int32, Int32]:
+        """(block, head, batch) of a CTA that has a block of rows; numbers run in this order."""
+        blocks, heads = cute.size(self.dq, mode=[1]), cute.size(self.dq, mode=[2])
+        return number % blocks, number // blocks % heads, number // blocks // heads
+
 
 def tiles_of(
     copy: TmaTensor, smem: cute.Tensor, where: tuple[Int32, Int32], box: tuple[int, int]

@@ -10,6 +10,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
 from fa4.plan_backward_blackwell import LANES, TILE, WARPGROUP, BlackwellBackwardPlan
+from fa4.tiles.carving import Carver
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import row_major, transposed
 from fa4.tiles.umma import SmemOperand, smem_operand
@@ -70,27 +71,18 @@ class BackwardSmem:
 
 def carve_backward(plan: BlackwellBackwardPlan, smem: cute.Pointer) -> BackwardSmem:
     """Tensors at the places of the plan's map, in the shared memory that starts at `smem`."""
-    tiles, layouts, dtype = plan.smem().tiles, backward_layouts(plan), DTYPES[plan.dtype]
-
-    def tile(name: str, layout: cute.ComposedLayout) -> cute.Tensor:
-        pointer = cute.recast_ptr(smem + tiles[name], layout.inner, dtype=dtype)
-        return cute.make_tensor(pointer, layout.outer)
-
-    def floats(name: str, shape: tuple[int, ...]) -> cute.Tensor:
-        pointer = cute.recast_ptr(smem + tiles[name], dtype=Float32)
-        return cute.make_tensor(pointer, cute.make_layout(shape))
-
+    carver, layouts = Carver(plan, smem), backward_layouts(plan)
     return BackwardSmem(
-        k=tile("sK", layouts.k),
-        v=tile("sV", layouts.v),
-        q=tile("sQ", layouts.q),
-        do=tile("sdO", layouts.do),
-        ds=tile("sdS", layouts.ds),
-        dk=tile("sK", layouts.dk),
-        dv=tile("sV", layouts.dv),
-        lse=floats("sLSE", (TILE, plan.tuning.q_stages)),
-        delta=floats("sDelta", (TILE, plan.tuning.q_stages)),
-        dq=floats("sdQ", (plan.dq_chunk_floats, plan.dq_stages, WARPGROUP)),
+        k=carver.tile("sK", layouts.k),
+        v=carver.tile("sV", layouts.v),
+        q=carver.tile("sQ", layouts.q),
+        do=carver.tile("sdO", layouts.do),
+        ds=carver.tile("sdS", layouts.ds),
+        dk=carver.tile("sK", layouts.dk),
+        dv=carver.tile("sV", layouts.dv),
+        lse=carver.floats("sLSE", (TILE, plan.tuning.q_stages)),
+        delta=carver.floats("sDelta", (TILE, plan.tuning.q_stages)),
+        dq=carver.floats("sdQ", (plan.dq_chunk_floats, plan.dq_stages, WARPGROUP)),
     )
 
 

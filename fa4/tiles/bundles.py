@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.pipeline.storage import SharedMemoryMap
 from fa4.plan import M_TILE, Q_TILES, Plan
-from fa4.tiles.layouts import DTYPES, SmemLayouts
+from fa4.tiles.carving import Carver
+from fa4.tiles.layouts import SmemLayouts
 
 
 @dataclass(frozen=True)
@@ -66,27 +66,16 @@ class SmemTensors:
     total: cute.Tensor
 
 
-def carve(
-    plan: Plan, layouts: SmemLayouts, smem_map: SharedMemoryMap, smem: cute.Pointer
-) -> SmemTensors:
-    """Tensors at the places of the map, in the shared memory that starts at `smem`."""
-    dtype = DTYPES[plan.dtype]
-
-    def tile(name: str, layout: cute.ComposedLayout) -> cute.Tensor:
-        pointer = cute.recast_ptr(smem + smem_map.tiles[name], layout.inner, dtype=dtype)
-        return cute.make_tensor(pointer, layout.outer)
-
-    def per_row(name: str) -> cute.Tensor:
-        pointer = cute.recast_ptr(smem + smem_map.tiles[name], dtype=Float32)
-        return cute.make_tensor(pointer, cute.make_layout((M_TILE, Q_TILES)))
-
+def carve(plan: Plan, layouts: SmemLayouts, smem: cute.Pointer) -> SmemTensors:
+    """Tensors at the places of the plan's map, in the shared memory that starts at `smem`."""
+    carver, per_row = Carver(plan, smem), (M_TILE, Q_TILES)
     return SmemTensors(
-        q=tile("sQ", layouts.q),
-        k=tile("sKV", layouts.k),
-        v=tile("sKV", layouts.v),
-        o=tile("sO", layouts.o),
-        scale=per_row("sScale"),
-        total=per_row("sRowSum"),
+        q=carver.tile("sQ", layouts.q),
+        k=carver.tile("sKV", layouts.k),
+        v=carver.tile("sKV", layouts.v),
+        o=carver.tile("sO", layouts.o),
+        scale=carver.floats("sScale", per_row),
+        total=carver.floats("sRowSum", per_row),
     )
 
 

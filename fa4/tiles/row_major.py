@@ -28,6 +28,14 @@ def transposed(tensor: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=[1, 0, 2]))
 
 
+def store_words(words: cute.Tensor, row: cute.Tensor, chunk: int) -> None:
+    """Words of two 16-bit elements each to the chunk of a row that they make."""
+    halves = cute.recast_ptr(words.iterator, dtype=row.element_type)
+    count = 2 * cute.size(words)
+    source = cute.make_tensor(halves, cute.make_layout(count))
+    cute.autovec_copy(source, cute.local_tile(row, (count,), (chunk,)))
+
+
 def parts(tensor: cute.Tensor, tile: tuple[int, int]) -> cute.Tensor:
     """(rows, columns, stage) -> (*tile, parts of the rows, parts of the columns, stage)."""
     return cute.flat_divide(tensor, tile)

@@ -1,14 +1,11 @@
 """Plans of the backward pass on Hopper: pure Python rules."""
 
-from dataclasses import replace
-
 import pytest
 
-from fa4.launch import labels
-from fa4.pipeline import diagram
 from fa4.plan_backward import plan_backward
 from fa4.plan_hopper_backward import TUNED, HopperBackwardPlan
 from fa4.problem import example_problem
+from tests.backward.plans import names_roles_and_has_labels, refuses
 
 ALL_DIMS = [(d, dv) for d in range(8, 257, 8) for dv in (8, 64, 128, 192, 256)]
 
@@ -66,20 +63,11 @@ def test_tiles_cover_dq_and_the_key_block(dims: tuple[int, int]) -> None:
     ids=str,
 )
 def test_tunings_that_cannot_work_are_refused(changes: dict[str, object], message: str) -> None:
-    found = plan()
-    with pytest.raises(ValueError, match=message):
-        replace(found, tuning=replace(found.tuning, **changes)).check()
+    refuses(plan(), changes, message)
 
 
 def test_edges_name_roles_and_have_labels() -> None:
-    found = plan()
-    names = {edge.name for edge in found.edges()}
-    text = diagram.render(found)
-    for edge in found.edges():
-        assert {edge.producer, edge.consumer} <= set(found.roles)
-        assert edge.released_by in names | {"warps", "never"}
-        assert edge.name in text
-    assert len(labels(found).warps) * 32 == found.threads
+    names_roles_and_has_labels(plan(), {"warps", "never"})
 
 
 def test_counts_are_those_of_all_compute_warps() -> None:

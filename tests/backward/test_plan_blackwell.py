@@ -1,16 +1,14 @@
 """Plans of the backward pass on Blackwell: pure Python rules."""
 
-from dataclasses import replace
-
 import pytest
 
 from fa4.launch import labels
-from fa4.pipeline import diagram
 from fa4.pipeline.tmem import COLUMNS, backward_tmem_map
 from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
 from fa4.plan_backward_blackwell import DQ_CHUNK, TUNED, BlackwellBackwardPlan
 from fa4.problem import example_problem
+from tests.backward.plans import names_roles_and_has_labels, refuses
 
 ALL_DIMS = [*((d, dv) for d in range(8, 129, 8) for dv in (8, 64, 72, 128)), (192, 128)]
 
@@ -81,23 +79,14 @@ def test_too_many_columns_are_refused() -> None:
     ids=str,
 )
 def test_tunings_that_cannot_work_are_refused(changes: dict[str, object], message: str) -> None:
-    found = plan()
-    with pytest.raises(ValueError, match=message):
-        replace(found, tuning=replace(found.tuning, **changes)).check()
+    refuses(plan(), changes, message)
 
 
 def test_edges_name_roles_and_have_labels() -> None:
     found = plan()
-    names = {edge.name for edge in found.edges()}
-    text = diagram.render(found)
-    for edge in found.edges():
-        assert {edge.producer, edge.consumer} <= set(found.roles)
-        assert edge.released_by in names | {"commit", "warps", "never"}
-        assert edge.name in text
+    text = names_roles_and_has_labels(found, {"commit", "warps", "never"})
     assert "S at 0, dP at 128, dV at 256, dK at 384" in text
-    named = labels(found)
-    assert len(named.warps) * 32 == found.threads
-    assert named.named_barriers == {}
+    assert labels(found).named_barriers == {}
 
 
 def test_counts_are_those_of_all_warps_of_a_role() -> None:

@@ -20,6 +20,7 @@ from fa4.plan_backward_blackwell import LANES, TILE, BlackwellBackwardPlan
 from fa4.tiles.backward_bundles import BackwardTma
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bundles import tmem_tile
+from fa4.tiles.row_major import store_words
 from fa4.warps.backward.epilogue import BackwardEpilogue
 from fa4.warps.backward.work import BackwardWork
 
@@ -191,9 +192,7 @@ class BackwardCompute:
                 ds = score_gradients(MATH, pair, grad, _pair(values, i))
                 words[i // 2] = packed(*ds, self.plan.dtype).bitcast(Float32)
             cute.copy(x.store, words, x.ds[None, None, chunk])
-            halves = cute.recast_ptr(words.iterator, dtype=x.shared_ds.element_type)
-            halves = cute.make_tensor(halves, cute.make_layout(CHUNK))
-            cute.autovec_copy(halves, cute.local_tile(x.shared_ds, (CHUNK,), (chunk,)))
+            store_words(words, x.shared_ds, chunk)
         cute.arch.fence_view_async_tmem_store()
         cute.arch.fence_view_async_shared()
         pipes.ds_written.commit(0)

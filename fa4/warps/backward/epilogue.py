@@ -16,6 +16,7 @@ from fa4.plan_backward_blackwell import LANES, TILE, WARPGROUP, BlackwellBackwar
 from fa4.tiles.backward_bundles import BackwardTma, tiles_of
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bundles import TmaTensor, tmem_tile
+from fa4.tiles.row_major import store_words
 from fa4.tiles.scheduler import WorkTile
 from fa4.warps.backward.work import BackwardWork
 
@@ -79,9 +80,7 @@ class BackwardEpilogue:
                 pair = cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (scale, scale))
                 # nobody wrote what no query sees, and 0 * NaN is NaN
                 words[i // 2] = packed(*pair, self.plan.dtype) & keep
-            halves = cute.recast_ptr(words.iterator, dtype=shared.element_type)
-            halves = cute.make_tensor(halves, cute.make_layout(CHUNK))
-            cute.autovec_copy(halves, cute.local_tile(row, (CHUNK,), (chunk,)))
+            store_words(words, row, chunk)
 
     @cute.jit
     def _store(self, copy: TmaTensor, shared: cute.Tensor, tile: WorkTile) -> None:

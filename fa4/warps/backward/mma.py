@@ -128,18 +128,27 @@ class BackwardMma:
     @cute.jit
     def _scores(self, x: Products, stage: Int32, pipes: BackwardPipes) -> None:
         """S^T = K Q^T."""
-        for k in cutlass.range_constexpr(self.plan.head_dim // MMA_K):
-            a, b = x.smem.k_rows.at(k, 0), x.smem.q_rows.at(k, stage)
-            mma_ss(x.s, a, b, x.scores_shape, k != 0)
+        self._set(x.s, x.smem.k_rows, (x.smem.q_rows, stage), x.scores_shape, self.plan.head_dim)
         pipes.s_computed.commit(0)
 
     @cute.jit
     def _grad_probabilities(self, x: Products, stage: Int32, pipes: BackwardPipes) -> None:
         """dP^T = V dO^T."""
-        for k in cutlass.range_constexpr(self.plan.head_dim_v // MMA_K):
-            a, b = x.smem.v_rows.at(k, 0), x.smem.do_rows.at(k, stage)
-            mma_ss(x.dp, a, b, x.scores_shape, k != 0)
+        b = (x.smem.do_rows, stage)
+        self._set(x.dp, x.smem.v_rows, b, x.scores_shape, self.plan.head_dim_v)
         pipes.dp_computed.commit(0)
+
+    def _set(
+        self,
+        target: Int32,
+        a: SmemOperand,
+        b: tuple[SmemOperand, Int32 | int],
+        shape: Int32,
+        depth: int,
+    ) -> None:
+        """A product from shared memory alone. b: (operand, stage), depth: of the sums."""
+        for k in range(depth // MMA_K):
+            mma_ss(target, a.at(k, 0), b[0].at(k, b[1]), shape, k != 0)
 
     @cute.jit
     def _add(
@@ -161,7 +170,5 @@ class BackwardMma:
     @cute.jit
     def _grad_queries(self, x: Products, pipes: BackwardPipes) -> None:
         """dQ = dS K."""
-        for k in cutlass.range_constexpr(STEPS):
-            a, b = x.smem.ds_columns.at(k, 0), x.smem.k_columns.at(k, 0)
-            mma_ss(x.dq, a, b, x.dq_shape, k != 0)
+        self._set(x.dq, x.smem.ds_columns, (x.smem.k_columns, 0), x.dq_shape, TILE)
         pipes.dq_computed.commit(0)

@@ -11,7 +11,7 @@ from cutlass.memory import SmemAllocator
 from fa4.numerics.scales import GradientScales
 from fa4.plan_backward_base import BackwardPlan
 from fa4.plan_base import DTYPE_BYTES
-from fa4.tiles.backward_bundles import BackwardRows
+from fa4.tiles.backward_bundles import BackwardRows, tiles_of
 from fa4.tiles.bundles import TmaTensor
 from fa4.tiles.dq_sum import dq_target, dq_vectors
 from fa4.tiles.layouts import DTYPES
@@ -40,12 +40,7 @@ class Postprocess:
         thread, _, _ = cute.arch.thread_idx()
         tile = cute.arch.make_warp_uniform(thread // plan.dq_tile_threads)
         thread = thread % plan.dq_tile_threads
-        blocks, heads = cute.size(rows.dq, mode=[1]), cute.size(rows.dq, mode=[2])
-        block, head, batch = (
-            number % blocks,
-            number // blocks % heads,
-            number // blocks // heads,
-        )
+        block, head, batch = rows.where(number)
         layout = self.tiles.layout
         base = SmemAllocator().allocate(plan.dq_block_floats * DTYPE_BYTES, byte_alignment=1024)
         block_dq = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=dtype), layout.outer)
@@ -63,8 +58,7 @@ class Postprocess:
 
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             box = (plan.m_tile, plan.head_dim)
-            rows_dq = cute.local_tile(dq.tensor[None, None, head, batch], box, (None, 0))
-            sent, received = dq.partition(block_dq, cute.group_modes(rows_dq, 0, 2))
-            cute.copy(dq.atom, sent[None, 0], received[None, block])
+            queries = tiles_of(dq, block_dq, (head, batch), box)
+            cute.copy(dq.atom, queries.smem[None, 0], queries.gmem[None, block])
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -48,12 +48,7 @@ class Preprocess:
         """Grid: blocks of rows, then heads, then batch, in one dimension."""
         number, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        blocks, heads = cute.size(rows.dq, mode=[1]), cute.size(rows.dq, mode=[2])
-        block, head, batch = (
-            number % blocks,
-            number // blocks % heads,
-            number // blocks // heads,
-        )
+        block, head, batch = rows.where(number)
         cute.arch.griddepcontrol_launch_dependents()
         self._clear(rows.dq[None, block, head, batch], thread)
         if cutlass.const_expr(self.plan.deterministic):

@@ -81,7 +81,7 @@ class BackwardCompute:
             make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.stages),
             make_pipeline_state(PipelineUserType.Consumer, DS_STAGES),
         )
-        count = work.group * (blocks.last - blocks.first)
+        count = work.count(place.tile)
         block, ahead = blocks.first, self.plan.tuning.scores_ahead
         if cutlass.const_expr(ahead):
             self._first_scores(f, smem, pipes, place, count)

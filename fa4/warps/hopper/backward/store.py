@@ -14,7 +14,7 @@ from fa4.numerics.scales import GradientScales
 from fa4.pipeline import barriers
 from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import HopperBackwardPlan
-from fa4.tiles.backward_bundles import BackwardTma
+from fa4.tiles.backward_bundles import BackwardTma, tiles_of
 from fa4.tiles.bundles import TmaTensor
 from fa4.tiles.hopper_backward_bundles import BackwardSmem
 from fa4.tiles.hopper_backward_layouts import keys_mma
@@ -78,11 +78,10 @@ class GradientStore:
         plan = self.plan
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == plan.roles["compute"].first:
             box = (ROWS, cute.size(shared, mode=[1]))
-            gmem = cute.local_tile(copy.tensor[None, None, tile.head, tile.batch], box, (None, 0))
-            source, target = copy.partition(shared, cute.group_modes(gmem, 0, 2))
+            keys = tiles_of(copy, shared, (tile.head, tile.batch), box)
             for t in cutlass.range_constexpr(plan.key_tiles):
                 number = tile.m * plan.key_tiles + t
-                cute.copy(copy.atom, source[None, t], target[None, number])
+                cute.copy(copy.atom, keys.smem[None, t], keys.gmem[None, number])
             cute.arch.cp_async_bulk_commit_group()
 
     def _sync(self) -> None:
