@@ -1,5 +1,6 @@
 """What training does around the operators: autocast, checkpointing, several processes."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,12 +110,19 @@ def one_of_several(rank: int, folder: Path, make: Callable[[], nn.Module]) -> No
     init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES
     )
+    torch.save(whole_gradients(rank, make), folder / f"{rank}.pt")
+    gc.collect()
+    destroy_process_group()
+
+
+def whole_gradients(rank: int, make: Callable[[], nn.Module]) -> list[torch.Tensor]:
+    """Returns without a reference to the model: DDP's reducer must not be the last to let go of
+    the process group, since it then waits for the group's thread, which may wait for the GIL.
+    """
     model = make()
     got = gradients(model, model, samples()[rank : rank + 1])
-    whole = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in got]
     assert all(isinstance(grad, DTensor) == (make is sharded) for grad in got)
-    torch.save(whole, folder / f"{rank}.pt")
-    destroy_process_group()
+    return [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in got]
 
 
 @pytest.mark.parametrize("make", [replicated, sharded])
