@@ -42,7 +42,8 @@ BACKWARD_PER_CALL = (
     *("q", "k", "v", "o", "do", "lse"),  # addresses
     "dlse",  # address, or 0 where LSE has no gradient
     *("dq", "dk", "dv"),
-    *("dq_sum", "lse_log2", "delta", "turns"),  # addresses in the workspace, see BackwardRows
+    *("dq_sum", "lse_log2", "delta", "turns", "tile_counter"),  # in the workspace: BackwardRows
+    "num_ctas",  # of a persistent grid
 )
 STRIDED = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
 BACKWARD_INTEGERS = (

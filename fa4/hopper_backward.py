@@ -14,6 +14,7 @@ from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows, BackwardTma
 from fa4.tiles.hopper_backward_bundles import backward_carve
 from fa4.tiles.hopper_backward_layouts import hopper_backward_layouts
+from fa4.tiles.tile_queue import tile_slots
 from fa4.warps.backward.work import BackwardWork
 from fa4.warps.hopper.backward.compute import BackwardCompute
 from fa4.warps.hopper.backward.load import BackwardLoad
@@ -22,7 +23,7 @@ from fa4.warps.hopper.backward.reduce import BackwardReduce
 
 @dataclass(frozen=True)
 class HopperBackward:
-    """One CTA per block of keys: dK and dV in registers, dQ added up in global memory."""
+    """One CTA per SM takes blocks of keys: dK and dV in registers, dQ added up in global memory."""
 
     plan: HopperBackwardPlan
 
@@ -31,12 +32,13 @@ class HopperBackward:
         self, tma: BackwardTma, rows: BackwardRows, work: BackwardWork, scales: GradientScales
     ) -> None:
         """See host_backward.py for the arguments."""
-        plan, roles = self.plan, self.plan.roles
+        plan, roles, smem_map = self.plan, self.plan.roles, self.plan.smem()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         ledger = Ledger()
-        base = SmemAllocator().allocate(plan.smem().nbytes, byte_alignment=1024)
+        base = SmemAllocator().allocate(smem_map.nbytes, byte_alignment=1024)
         pipes = build_pipes(plan, HopperBackwardPipes, base, ledger)
         smem = backward_carve(plan, hopper_backward_layouts(plan), base)
+        slots = tile_slots(base + smem_map.tiles["sTile"])
         if warp == roles["load"].first:
             with cute.arch.elect_one():
                 init_barriers(pipes, plan)
@@ -45,11 +47,11 @@ class HopperBackward:
 
         if warp >= roles["compute"].first:
             cute.arch.setmaxregister_increase(roles["compute"].registers)
-            BackwardCompute(plan).run(tma, smem, pipes.seen_by("compute"), work, scales)
+            BackwardCompute(plan).run(tma, smem, slots, pipes.seen_by("compute"), work, scales)
         else:
             cute.arch.setmaxregister_decrease(roles["load"].registers)
             if warp == roles["load"].first:
-                BackwardLoad(plan).run(tma, smem, rows, pipes.seen_by("load"), work)
+                BackwardLoad(plan).run(tma, smem, rows, slots, pipes.seen_by("load"), work)
             if warp == roles["reduce"].first:
-                BackwardReduce(plan).run(smem, rows, pipes.seen_by("reduce"), work)
+                BackwardReduce(plan).run(smem, rows, slots, pipes.seen_by("reduce"), work)
         ledger.check(plan.edges())

@@ -70,8 +70,10 @@ class BackwardHost:
         first, main, last = Preprocess(plan).kernel, kernel.kernel, Postprocess(plan, tiles)
         self._launch(first, "_rows", (self._given(read), rows), (blocks, THREADS), stream)
         copies = self._copies(read)
-        grid = (work.schedule.num_tiles, plan.threads)
-        self._launch(main, "", (copies, rows, work, scales), grid, stream)
+        ctas = work.schedule.num_tiles
+        if cutlass.const_expr(plan.persistent):
+            ctas = cutlass.min(ctas, read.int32("num_ctas"))
+        self._launch(main, "", (copies, rows, work, scales), (ctas, plan.threads), stream)
         dq = self._copy(read, "dq", tiles.layout, plan.q_box)
         self._launch(last.kernel, "_dq", (dq, rows, scales), (blocks, last.threads), stream)
 
@@ -147,7 +149,11 @@ class BackwardHost:
         if cutlass.const_expr(self.plan.deterministic):
             layout = cute.make_layout((self.plan.turns, blocks, heads, batch))
             turns = cute.make_tensor(read.pointer("turns", Int32, 4), layout)
-        return BackwardRows(per_row("lse_log2"), per_row("delta"), dq, turns)
+        counter = None
+        if cutlass.const_expr(self.plan.persistent):
+            counter = read.pointer("tile_counter", Int32, 4)
+            counter = cute.make_tensor(counter, cute.make_layout(1))
+        return BackwardRows(per_row("lse_log2"), per_row("delta"), dq, turns, counter)
 
     def _given(self, read: BackwardReader) -> ForwardResults:
         dtype = DTYPES[self.plan.dtype]

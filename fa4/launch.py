@@ -197,19 +197,23 @@ def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...], with_l
 
 
 def heads_per_section(problem: Problem, plan: BasePlan) -> int:
-    """Query heads whose tiles are taken together, the longest first.
-
-    Their keys and values should fit in a sixth of L2. Where tiles differ in length a section has at
-    least two tiles per SM all the same: with fewer the last one ends unevenly, which cost up to
-    9 % on an H200 (causal, head dim 256, 8k keys), far more than the misses in L2 do.
-    """
-    chip, heads = CHIPS[plan.arch], problem.heads_q * problem.batch
+    """Query heads whose tiles are taken together: keys and values should fit in a sixth of L2."""
     head_bytes = problem.seqlen_k * (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES
-    section = max(1, chip.l2_bytes // 6 // head_bytes) * problem.group_size
-    sections = -(-heads // section)
+    fitting = max(1, CHIPS[plan.arch].l2_bytes // 6 // head_bytes) * problem.group_size
+    tiles = -(-problem.seqlen_q // plan.cta_rows)
+    return section_size(plan, problem.heads_q * problem.batch, tiles, fitting)
+
+
+def section_size(plan: BasePlan, heads: int, tiles: int, fitting: int) -> int:
+    """Heads of `tiles` each whose tiles are taken together, the longest first: those `fitting`.
+
+    Where tiles differ in length a section has at least two tiles per SM all the same: with fewer
+    the last one ends unevenly, which cost up to 9 % on an H200 (causal forward, head dim 256, 8k
+    keys), far more than the misses in L2 do.
+    """
+    sections = -(-heads // fitting)
     if plan.longest_first:
-        tiles = heads * -(-problem.seqlen_q // plan.cta_rows)
-        sections = max(1, min(sections, tiles // (2 * chip.sms)))
+        sections = max(1, min(sections, heads * tiles // (2 * CHIPS[plan.arch].sms)))
     return -(-heads // sections)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -18,7 +18,7 @@ from fa4.arguments import (
 from fa4.compile import compile_forward
 from fa4.emulator import current_session, session
 from fa4.emulator.hook import the_hook
-from fa4.launch import check_launch, check_session, labels, stream_of
+from fa4.launch import check_launch, check_session, labels, section_size, stream_of
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import CHIPS, DTYPE_BYTES
 from fa4.problem import Problem
@@ -54,59 +54,68 @@ def backward(problem: Problem, plan: BackwardPlan, tensors: BackwardTensors) -> 
 
     Raises ValueError inside a session that takes tensors of another kind of device.
     """
-    present = tensors.present()
     workspace = torch.empty(
         workspace_floats(problem, plan), dtype=torch.float32, device=tensors.q.device
     )
-    block = _block(problem, plan, present, workspace)
+    memory = tensors.present() | {"workspace": workspace}
     if tensors.q.is_cuda and current_session() is None:
         with torch.cuda.device(tensors.q.device):
             entry = compile_forward(plan, emulated=False)
             stream = torch._C._cuda_getCurrentRawStream(tensors.q.device.index)
+            block = _block(problem, plan, memory, _num_sms(tensors.q.device))
             check_launch(entry(block, stream), plan)
     else:
-        _launch_in_session(plan, block, present | {"workspace": workspace})
+        _launch_in_session(problem, plan, memory)
+
+
+@cache
+def _num_sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _block(
-    problem: Problem,
-    plan: BackwardPlan,
-    tensors: dict[str, torch.Tensor],
-    workspace: torch.Tensor,
+    problem: Problem, plan: BackwardPlan, memory: dict[str, torch.Tensor], num_sms: int
 ) -> bytes:
-    """The argument block."""
-    sums, rows = _row_counts(problem, plan)
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    addresses["dq_sum"] = workspace.data_ptr()
-    addresses["lse_log2"] = addresses["dq_sum"] + sums * FLOAT_BYTES
-    addresses["delta"] = addresses["lse_log2"] + rows * FLOAT_BYTES
-    addresses["turns"] = addresses["delta"] + rows * FLOAT_BYTES
-    per_call = pack_backward_per_call(*(addresses.get(name, 0) for name in BACKWARD_PER_CALL))
-    strides = tuple(tensors[name].stride() for name in STRIDED)
+    """The argument block; `memory` are the tensors and the workspace."""
+    values = {name: tensor.data_ptr() for name, tensor in memory.items()}
+    at = values.pop("workspace")
+    for name, floats in _parts_of_workspace(problem, plan).items():
+        values[name] = at
+        at += floats * FLOAT_BYTES
+    values["num_ctas"] = num_sms
+    per_call = pack_backward_per_call(*(values.get(name, 0) for name in BACKWARD_PER_CALL))
+    strides = tuple(memory[name].stride() for name in STRIDED)
     return per_call + _rest(problem, plan, strides)
 
 
 def workspace_floats(problem: Problem, plan: BackwardPlan) -> int:
-    """Size of the workspace: the sum of dQ, LSE and delta, by padded rows; turns, by blocks."""
-    sums, rows = _row_counts(problem, plan)
-    turns = rows // plan.m_tile * plan.turns if plan.deterministic else 0
-    return sums + 2 * rows + turns
+    """Size of the workspace."""
+    return sum(_parts_of_workspace(problem, plan).values())
 
 
-def _row_counts(problem: Problem, plan: BackwardPlan) -> tuple[int, int]:
-    """(floats of dQ's sum, padded query rows of all heads)."""
+def _parts_of_workspace(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
+    """Floats, or as many 32-bit integers, of each part; see BackwardRows."""
     blocks = -(-problem.seqlen_q // plan.m_tile) * problem.heads_q * problem.batch
-    return blocks * plan.dq_block_floats, blocks * plan.m_tile
+    return {
+        "dq_sum": blocks * plan.dq_block_floats,
+        "lse_log2": blocks * plan.m_tile,
+        "delta": blocks * plan.m_tile,
+        "turns": blocks * plan.turns if plan.deterministic else 0,
+        "tile_counter": int(plan.persistent),
+    }
 
 
-def _launch_in_session(plan: BackwardPlan, block: bytes, tensors: dict[str, torch.Tensor]) -> None:
+def _launch_in_session(
+    problem: Problem, plan: BackwardPlan, memory: dict[str, torch.Tensor]
+) -> None:
     """In the innermost open session, or in one of its own with the default schedule."""
     with ExitStack() as stack:
         here = current_session() or stack.enter_context(session(arch=plan.arch))
-        check_session(here, tensors["q"].device)
-        stack.enter_context(here.lend(tensors, labels(plan)))
+        check_session(here, memory["q"].device)
+        stack.enter_context(here.lend(memory, labels(plan)))
         stack.enter_context(the_hook().call())
-        stream = stream_of(tensors["q"].device, stack)
+        stream = stream_of(memory["q"].device, stack)
+        block = _block(problem, plan, memory, here.device.num_sms)
         check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
 
 
@@ -129,8 +138,11 @@ def _rest(problem: Problem, plan: BackwardPlan, strides: tuple[tuple[int, ...], 
 
 
 def heads_per_section(problem: Problem, plan: BackwardPlan) -> int:
-    """Key/value heads whose queries, dO and sums of dQ fit in a third of L2 together."""
+    """Key/value heads whose tiles are taken together: queries, dO and sums of dQ should fit in a
+    third of L2.
+    """
     row_bytes = (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES + plan.head_dim * FLOAT_BYTES
     head_bytes = problem.seqlen_q * problem.group_size * row_bytes
-    heads = max(1, CHIPS[plan.arch].l2_bytes // 3 // head_bytes)
-    return min(heads, problem.heads_kv * problem.batch)
+    fitting = max(1, CHIPS[plan.arch].l2_bytes // 3 // head_bytes)
+    tiles = -(-problem.seqlen_k // plan.n_block)
+    return section_size(plan, problem.heads_kv * problem.batch, tiles, fitting)

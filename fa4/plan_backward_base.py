@@ -11,7 +11,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class BackwardPlan(BasePlan):
-    """A CTA has one block of keys and walks the blocks of queries that see them.
+    """A work tile is a block of keys, with which a CTA walks the blocks of queries that see them.
 
     An architecture adds its tuning, tiles and roles.
     """

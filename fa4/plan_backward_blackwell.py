@@ -46,6 +46,7 @@ class BlackwellBackwardPlan(BackwardPlan):
 
     folder = "backward/"
     m_tile = n_block = TILE
+    persistent = False
 
     @property
     def roles(self) -> dict[str, Role]:

@@ -14,7 +14,8 @@ PADDED_HEAD_DIMS = (64, 96, 128, 192, 256)
 LONG = 4096  # keys
 O_COLUMNS = 32  # 64 bytes, the narrowest swizzle that stays free of bank conflicts
 SLOTS = 2  # work tiles under way: one that is attended to, one whose loads run ahead
-SLOT_WORDS = 6  # of 4 bytes, see tiles/tile_queue.py
+SLOT_WORDS = 4  # of 4 bytes, see tiles/tile_queue.py
+QUEUE_WORDS = SLOT_WORDS + 2
 MOST_WARPGROUPS = 5  # consumers: each has two named barriers, see pipeline/barriers.py
 
 
@@ -180,7 +181,7 @@ class HopperPlan(BasePlan):
         """Offsets in shared memory."""
         stages = self.tuning.kv_stages
         buffers = {
-            "sTile": SLOTS * SLOT_WORDS * 4,
+            "sTile": SLOTS * QUEUE_WORDS * 4,
             "sQ": self.q_buffers * self.q_buffer_bytes,
             "sO": self.q_tiles * self.o_part_bytes if self.tuning.o_parts else 0,
             "sK": stages * self.k_block_bytes,

@@ -8,7 +8,7 @@ from fa4.pipeline.edges import Edge, hopper_backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import DTYPE_BYTES, Role, padded, require
-from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, WARPGROUP
+from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, SLOT_WORDS, SLOTS, WARPGROUP
 
 DS_STAGES = 2
 
@@ -37,20 +37,20 @@ class HopperBackwardTuning:
 # warpgroup's registers; above, half of their columns do. Figures: in
 # bench/results/hopper_backward_tried.md.
 TUNED = {
-    (64, 64): HopperBackwardTuning(2, 128, False, 64, 2, False, True, (240, 24)),
-    (96, 96): HopperBackwardTuning(2, 64, False, 48, 2, False, True, (240, 24)),
-    (128, 128): HopperBackwardTuning(2, 64, False, 64, 2, False, True, (240, 24)),
-    (192, 128): HopperBackwardTuning(2, 64, True, 96, 2, True, False, (240, 24)),
-    (192, 192): HopperBackwardTuning(2, 64, True, 96, 1, False, False, (240, 24)),
-    (256, 256): HopperBackwardTuning(2, 64, True, 128, 1, False, False, (240, 24)),
+    (64, 64): HopperBackwardTuning(2, 128, False, 64, 2, False, True, (232, 40)),
+    (96, 96): HopperBackwardTuning(2, 64, False, 48, 2, False, True, (232, 40)),
+    (128, 128): HopperBackwardTuning(2, 64, False, 64, 2, False, True, (232, 40)),
+    (192, 128): HopperBackwardTuning(2, 64, True, 96, 2, True, False, (232, 40)),
+    (192, 192): HopperBackwardTuning(2, 64, True, 96, 1, False, False, (232, 40)),
+    (256, 256): HopperBackwardTuning(2, 64, True, 128, 1, False, False, (232, 40)),
 }
 
 # The slope of tanh goes into the exact P, so that one cannot be given up.
 TUNED_SOFTCAP = {
     **TUNED,
-    (64, 64): HopperBackwardTuning(2, 64, False, 32, 2, False, False, (240, 24)),
-    (96, 96): HopperBackwardTuning(2, 64, False, 48, 2, False, False, (240, 24)),
-    (128, 128): HopperBackwardTuning(2, 64, False, 64, 2, False, False, (240, 24)),
+    (64, 64): HopperBackwardTuning(2, 64, False, 32, 2, False, False, (232, 40)),
+    (96, 96): HopperBackwardTuning(2, 64, False, 48, 2, False, False, (232, 40)),
+    (128, 128): HopperBackwardTuning(2, 64, False, 64, 2, False, False, (232, 40)),
 }
 
 
@@ -69,12 +69,12 @@ class HopperBackwardPlan(BackwardPlan):
 
     @property
     def n_block(self) -> int:
-        """Keys of one CTA."""
+        """Keys of one work tile."""
         return ROWS * self.key_tiles
 
     @property
     def key_tiles(self) -> int:
-        """Tiles of 64 keys of one CTA."""
+        """Blocks of 64 keys of one work tile."""
         return 1 if self.tuning.columns_split else self.tuning.warpgroups
 
     @property
@@ -141,12 +141,13 @@ class HopperBackwardPlan(BackwardPlan):
 
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
-        return hopper_backward_edges(self.tuning.stages)
+        return hopper_backward_edges(SLOTS, self.tuning.stages)
 
     def smem(self) -> SharedMemoryMap:
         """Offsets in shared memory."""
         tuning, ds_bytes = self.tuning, DS_STAGES * self.m_tile * self.n_block * DTYPE_BYTES
         buffers = {
+            "sTile": SLOTS * SLOT_WORDS * 4,
             "sLSE": tuning.stages * self.row_bytes,
             "sDelta": tuning.stages * self.row_bytes,
             "sK": self.k_block_bytes,
@@ -158,6 +159,16 @@ class HopperBackwardPlan(BackwardPlan):
             "sdQ": self.dq_block_floats * FLOAT_BYTES,
         }
         return shared_memory_map(self.edges(), buffers)
+
+    @property
+    def gradient_places(self) -> dict[str, tuple[str, int]]:
+        """Where dK and dV lie on their way to global memory: (buffer, bytes from its start).
+
+        Not where K and V are, so that those of the next tile can be loaded meanwhile.
+        """
+        if self.tuning.columns_split:
+            return {"dK": ("sdQ", 0), "dV": ("sdQ", self.k_block_bytes)}
+        return {"dK": ("sdQ", 0), "dV": ("sdS", 0)}
 
     def check(self) -> None:
         """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""

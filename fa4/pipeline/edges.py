@@ -132,8 +132,8 @@ def backward_edges(q_stages: int, do_stages: int) -> tuple[Edge, ...]:
     return tuple(Edge(*row, meaning, orders_tmem=bool(tmem)) for *row, tmem, meaning in rows)
 
 
-def hopper_backward_edges(stages: int) -> tuple[Edge, ...]:
-    """Edges of the Hopper backward kernel: one key block per CTA, query blocks pass by.
+def hopper_backward_edges(slots: int, stages: int) -> tuple[Edge, ...]:
+    """Edges of the Hopper backward kernel: a CTA takes key blocks, and query blocks pass by.
 
     The load warp brings dO after Q, and a block's Q is handed back after its dO. dS has two
     buffers: whoever writes one of them has seen ds_written of the other, which every warp signals
@@ -142,8 +142,10 @@ def hopper_backward_edges(stages: int) -> tuple[Edge, ...]:
     tma, warps = Kind.TMA, Kind.WARPS
     rows = (
         # name, producer, consumer, kind, stages, released by, meaning
-        ("k_loaded", "load", "compute", tma, 1, NEVER, "the CTA's keys are in smem"),
-        ("v_loaded", "load", "compute", tma, 1, NEVER, "the CTA's values are in smem"),
+        ("tile_assigned", "load", "compute", warps, slots, "warps", "the next tile is known"),
+        ("dq_assigned", "load", "reduce", warps, slots, "warps", "it is known whose dQ comes"),
+        ("k_loaded", "load", "compute", tma, 1, "warps", "a tile's keys are in smem"),
+        ("v_loaded", "load", "compute", tma, 1, "warps", "a tile's values are in smem"),
         ("q_loaded", "load", "compute", tma, stages, "warps", "a Q block and its LSE are in smem"),
         ("do_loaded", "load", "compute", tma, stages, "q_loaded", "its dO and delta are in smem"),
         ("ds_written", "compute", "compute", warps, 2, "ds_written", "dS of all keys is in smem"),

@@ -143,6 +143,8 @@ class BackwardPipes(PipeSet):
 class HopperBackwardPipes(PipeSet):
     """Edges of the Hopper backward kernel."""
 
+    tile_assigned: Pipe
+    dq_assigned: Pipe
     k_loaded: Pipe
     v_loaded: Pipe
     q_loaded: Pipe

@@ -28,13 +28,15 @@ class BackwardRows:
 
     lse and delta (padded Sq, H, B): LSE in log2 units, +inf for rows that see no key, and
     rowsum(O dO) - dLSE. dq (floats of a block, block, H, B): accumulated in the order of registers.
-    turns (part, block, H, B): see DqTurn; None unless deterministic.
+    turns (part, block, H, B): see DqTurn; None unless deterministic. counter (1,): how many
+    work tiles the CTAs have taken; None where each has one.
     """
 
     lse: cute.Tensor
     delta: cute.Tensor
     dq: cute.Tensor
     turns: cute.Tensor | None
+    counter: cute.Tensor | None
 
     def where(self, number: Int32) -> tuple[Int32, Int32, Int32]:
         """(block, head, batch) of a CTA that has a block of rows; numbers run in this order."""

@@ -18,10 +18,10 @@ class Carver:
     plan: BasePlan
     base: cute.Pointer
 
-    def tile(self, name: str, layout: cute.ComposedLayout) -> cute.Tensor:
-        """A swizzled tensor of the plan's dtype."""
+    def tile(self, name: str, layout: cute.ComposedLayout, offset: int = 0) -> cute.Tensor:
+        """A swizzled tensor of the plan's dtype, `offset` bytes into the buffer."""
         dtype = DTYPES[self.plan.dtype]
-        pointer = cute.recast_ptr(self._place(name), layout.inner, dtype=dtype)
+        pointer = cute.recast_ptr(self._place(name) + offset, layout.inner, dtype=dtype)
         return cute.make_tensor(pointer, layout.outer)
 
     def floats(self, name: str, shape: tuple[int, ...]) -> cute.Tensor:

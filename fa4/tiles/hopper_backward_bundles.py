@@ -14,7 +14,8 @@ from fa4.tiles.hopper_backward_layouts import HopperBackwardLayouts
 @dataclass(frozen=True)
 class BackwardSmem:
     """sK, sV (64, D or Dv, key tile), sQ, sdO (m, D or Dv, stage), sP, sdS (m, 64, key tile and
-    stage), sLSE, sDelta (m, stage), sdQ (floats)."""
+    stage), sLSE, sDelta (m, stage), sdQ (floats), and in the place of others sdK, sdV like sK, sV.
+    """
 
     k: cute.Tensor
     v: cute.Tensor
@@ -25,13 +26,16 @@ class BackwardSmem:
     lse: cute.Tensor
     delta: cute.Tensor
     dq: cute.Tensor
+    dk: cute.Tensor
+    dv: cute.Tensor
 
 
 def backward_carve(
     plan: HopperBackwardPlan, layouts: HopperBackwardLayouts, smem: cute.Pointer
 ) -> BackwardSmem:
     """Tensors at the places of the plan's map, in the shared memory that starts at `smem`."""
-    carver = Carver(plan, smem)
+    carver, places = Carver(plan, smem), plan.gradient_places
+    (dk, dk_offset), (dv, dv_offset) = places["dK"], places["dV"]
     return BackwardSmem(
         k=carver.tile("sK", layouts.k),
         v=carver.tile("sV", layouts.v),
@@ -42,4 +46,6 @@ def backward_carve(
         lse=carver.floats("sLSE", (plan.m_tile, plan.tuning.stages)),
         delta=carver.floats("sDelta", (plan.m_tile, plan.tuning.stages)),
         dq=carver.floats("sdQ", (plan.dq_block_floats,)),
+        dk=carver.tile(dk, layouts.dk, dk_offset),
+        dv=carver.tile(dv, layouts.dv, dv_offset),
     )

@@ -49,8 +49,8 @@ def dq_mma(plan: HopperBackwardPlan) -> cute.TiledMma:
 class HopperBackwardLayouts:
     """(rows, columns, tile or stage) each, columns contiguous, swizzled.
 
-    K and V consist of tiles of 64 keys, where dK and dV go in the end; P and dS are (queries, 64
-    keys, key tile and stage).
+    K and V, and so dK and dV, consist of tiles of 64 keys; P and dS are (queries, 64 keys, key tile
+    and stage).
     """
 
     k: cute.ComposedLayout
@@ -61,12 +61,12 @@ class HopperBackwardLayouts:
 
     @property
     def dk(self) -> cute.ComposedLayout:
-        """dK leaves through the memory of K,"""
+        """dK in shared memory."""
         return self.k
 
     @property
     def dv(self) -> cute.ComposedLayout:
-        """and dV through that of V."""
+        """dV in shared memory."""
         return self.v
 
 

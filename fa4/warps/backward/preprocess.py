@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from fa4.plan_backward_base import BackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows
@@ -53,6 +53,8 @@ class Preprocess:
         self._clear(rows.dq[None, block, head, batch], thread)
         if cutlass.const_expr(self.plan.deterministic):
             self._count_from_zero(rows.turns, (block, head, batch), thread)
+        if cutlass.const_expr(self.plan.persistent):
+            self._no_tile_is_taken(rows.counter, (number == 0) & (thread == 0))
         per_pass = THREADS // self.lanes
         for i in cutlass.range_constexpr(self.plan.m_tile // per_pass):
             row = block * self.plan.m_tile + i * per_pass + thread // self.lanes
@@ -77,6 +79,11 @@ class Preprocess:
     ) -> None:
         if thread < self.plan.turns:
             turns[(thread, *where)] = 0
+
+    @cute.jit
+    def _no_tile_is_taken(self, counter: cute.Tensor, once: Boolean) -> None:
+        if once:
+            counter[0] = 0
 
     @cute.jit
     def _product(

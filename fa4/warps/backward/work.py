@@ -15,7 +15,7 @@ from fa4.tiles.scheduler import TileSchedule, WorkTile
 
 @dataclass(frozen=True)
 class BackwardWork:
-    """A CTA has one block of keys; it walks the query blocks that see them, head by head.
+    """A work tile is a block of keys; a CTA walks the query blocks that see them, head by head.
 
     `schedule` counts key blocks and key/value heads; `group` query heads share one of those.
     """
@@ -25,7 +25,7 @@ class BackwardWork:
     group: Int32
 
     def tile(self) -> WorkTile:
-        """This CTA's block of keys."""
+        """The block of keys of a CTA that has only one."""
         number, _, _ = cute.arch.block_idx()
         return self.schedule.decode(number)
 
@@ -34,18 +34,18 @@ class BackwardWork:
         return self.visibility.blocks(tile.m * self.visibility.see.n_block)
 
     def count(self, tile: WorkTile) -> Int32:
-        """How many blocks of queries the CTA processes, those of all heads of the group."""
+        """How many blocks of queries a tile has, those of all heads of the group."""
         blocks = self.blocks(tile)
         return self.group * (blocks.last - blocks.first)
 
     def turn(self, turns: cute.Tensor, part: Int32, where: tuple[Int32, Int32, WorkTile]) -> DqTurn:
-        """The CTA's turn at a part of dQ. turns: of BackwardRows. where: (block, head, keys)."""
+        """A tile's turn at a part of dQ. turns: of BackwardRows. where: (block, head, tile)."""
         block, head, tile = where
         counter = turns.iterator + turns.layout((part, block, head, tile.batch))
         return DqTurn(counter, self._later_keys(tile, block))
 
     def _later_keys(self, tile: WorkTile, block: Int32) -> Int32:
-        """How many of the key blocks behind this CTA's see a block of queries that it sees, too.
+        """How many of the key blocks behind the tile's see a block of queries that it sees, too.
 
         Those of a block of queries are consecutive, and the last one is its bottom row's.
         """

@@ -87,13 +87,14 @@ class Attend:
         turns = Turns(plan)
         turns.open()
         pipes.tile_assigned.wait(slot.index, slot.phase)
-        tile = queue.read(slot.index)
+        tile = queue.slots.read(slot.index)
         while tile.mode != END:
             place = place_of(plan, tile, q_ring.index)
             pipes.q_loaded.wait(place.buffer, q_ring.phase)
             setting = Setting(place, scales, work.visibility)
             ring = self._blocks(f, row, smem, pipes, setting, q_ring.count, ring)
-            place = place_of(plan, queue.read(slot.index), q_ring.index)  # not kept in registers
+            tile = queue.slots.read(slot.index)  # not kept in registers
+            place = place_of(plan, tile, q_ring.index)
             output.write(f, row, tma, smem, place)
             if cutlass.const_expr(plan.fixed_reference):
                 output.request_redo(f, row, work.visibility, place, queue, slot.index)
@@ -103,7 +104,7 @@ class Attend:
             slot.advance()
             q_ring.advance()
             pipes.tile_assigned.wait(slot.index, slot.phase)
-            tile = queue.read(slot.index)
+            tile = queue.slots.read(slot.index)
         turns.close()
         output.drain()
 

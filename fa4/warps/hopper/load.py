@@ -74,7 +74,7 @@ class HopperLoad:
     def _ask(self, queue: TileQueue) -> Int32:
         asked = Int32(0)
         if cutlass.const_expr(self.plan.tuning.persistent):
-            asked = queue.ask()
+            asked = queue.counter.ask()
         return asked
 
     @cute.jit

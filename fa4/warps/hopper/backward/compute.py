@@ -23,7 +23,7 @@ from fa4.tiles.hopper_backward_bundles import BackwardSmem
 from fa4.tiles.hopper_backward_layouts import dq_mma, keys_mma, scores_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import parts, transposed
-from fa4.tiles.scheduler import WorkTile
+from fa4.tiles.tile_queue import END, SLOTS, Assignment, TileSlots
 from fa4.warps.backward.work import BackwardWork
 from fa4.warps.hopper.backward.pointwise import Fragments, Pointwise
 from fa4.warps.hopper.backward.store import GradientStore
@@ -37,7 +37,6 @@ class Place:
     thread: Int32  # within the warpgroup
     key_tile: Int32
     part: Int32
-    tile: WorkTile
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class BackwardCompute:
     """S^T = K Q^T, dP^T = V dO^T, P^T, dS^T, then dV += P^T dO, dK += dS^T Q, dQ = dS K.
 
     Keys are the rows of all but dQ, so that P^T and dS^T can be operands straight from registers.
-    Waits: k_loaded, v_loaded, q_loaded, do_loaded, ds_written, the release of dq_written.
-    Signals: the release of q_loaded, ds_written, dq_written.
-    Owns: sdS, sP, sdQ, and in the end sK and sV. Registers: plan.roles["compute"].
+    Waits: tile_assigned, k_loaded, v_loaded, q_loaded, do_loaded, ds_written, the release of
+    dq_written. Signals: the release of the first four, ds_written, dq_written.
+    Owns: sdS, sP, sdQ. The end of a tile is in store.py. Registers: plan.roles["compute"].
     """
 
     plan: HopperBackwardPlan
@@ -65,27 +64,56 @@ class BackwardCompute:
         self,
         tma: BackwardTma,
         smem: BackwardSmem,
+        slots: TileSlots,
         pipes: HopperBackwardPipes,
         work: BackwardWork,
         scales: GradientScales,
     ) -> None:
-        """One block of keys: all its query blocks, then dK and dV to global memory."""
-        place, f = self._place(work), self._fragments()
-        f.dk.fill(0.0)
-        f.dv.fill(0.0)
-        blocks = work.blocks(place.tile)
-        key0 = place.tile.m * self.plan.n_block + place.key_tile * ROWS
-        pointwise = Pointwise(self.plan, scales, work.visibility, key0, place.thread, place.part)
-        pipes.k_loaded.wait(0, Int32(0))
+        """Process every tile that the load warp assigns."""
+        place, f = self._place(), self._fragments()
+        slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
         rings = Rings(
             make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.stages),
             make_pipeline_state(PipelineUserType.Consumer, DS_STAGES),
         )
-        count = work.count(place.tile)
+        pipes.tile_assigned.wait(slot.index, slot.phase)
+        tile = slots.read(slot.index)
+        while tile.mode != END:
+            key0 = tile.m * self.plan.n_block + place.key_tile * ROWS
+            pointwise = Pointwise(
+                self.plan, scales, work.visibility, key0, place.thread, place.part
+            )
+            rings = self._tile(f, smem, pipes, place, pointwise, (work, tile, slot), rings)
+            tile = slots.read(slot.index)  # not kept in registers
+            where = (place.group, tile, rings.ds.count)
+            GradientStore(self.plan).run(tma, smem, pipes, (f.dk, f.dv), where, scales)
+            pipes.tile_assigned.release(slot.index)
+            slot.advance()
+            pipes.tile_assigned.wait(slot.index, slot.phase)
+            tile = slots.read(slot.index)
+
+    @cute.jit
+    def _tile(
+        self,
+        f: Fragments,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        place: Place,
+        pointwise: Pointwise,
+        what: tuple[BackwardWork, Assignment, PipelineState],
+        rings: Rings,
+    ) -> Rings:
+        """One block of keys with all its query blocks. what: (work, tile, its slot)."""
+        work, tile, slot = what
+        blocks, count = work.blocks(tile), work.count(tile)
+        f.dk.fill(0.0)
+        f.dv.fill(0.0)
+        phase = slot.count & 1
+        pipes.k_loaded.wait(0, phase)
         block, ahead = blocks.first, self.plan.tuning.scores_ahead
         if cutlass.const_expr(ahead):
-            self._first_scores(f, smem, pipes, place, count)
-        pipes.v_loaded.wait(0, Int32(0))
+            self._first_scores(f, smem, pipes, place, count, rings.q)
+        pipes.v_loaded.wait(0, phase)
         for _ in cutlass.range(count - 1 if ahead else count, unroll=1):
             masked = (block < blocks.full_first) | (block >= blocks.full_last)
             rings = self._block(f, smem, pipes, place, pointwise, (block, masked, ahead), rings)
@@ -93,10 +121,13 @@ class BackwardCompute:
         if cutlass.const_expr(ahead):
             masked = (block < blocks.full_first) | (block >= blocks.full_last)
             if count > 0:
-                self._block(f, smem, pipes, place, pointwise, (block, masked, False), rings)
-        GradientStore(self.plan).run(tma, smem, (f.dk, f.dv), place.group, place.tile, scales)
+                end = (block, masked, False)
+                rings = self._block(f, smem, pipes, place, pointwise, end, rings)
+        pipes.k_loaded.release(0)
+        pipes.v_loaded.release(0)
+        return rings
 
-    def _place(self, work: BackwardWork) -> Place:
+    def _place(self) -> Place:
         thread, _, _ = cute.arch.thread_idx()
         group = cute.arch.make_warp_uniform(thread // 128) - 1
         shared = self.plan.tuning.columns_split
@@ -105,7 +136,6 @@ class BackwardCompute:
             thread=thread % 128,
             key_tile=Int32(0) if shared else group,
             part=group if shared else Int32(0),
-            tile=work.tile(),
         )
 
     def _fragments(self) -> Fragments:
@@ -130,11 +160,12 @@ class BackwardCompute:
         pipes: HopperBackwardPipes,
         place: Place,
         count: Int32,
+        q: PipelineState,
     ) -> None:
         """S^T of the first block, if there is one."""
         if count > 0:
-            pipes.q_loaded.wait(0, Int32(0))
-            self._scores(f.s, (smem.k, smem.q), place, Int32(0))
+            pipes.q_loaded.wait(q.index, q.phase)
+            self._scores(f.s, (smem.k, smem.q), place, q.index)
             warpgroup.wait_group(0)
 
     @cute.jit

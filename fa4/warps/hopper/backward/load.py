@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.pipeline import PipelineUserType, make_pipeline_state
+from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
@@ -16,15 +16,17 @@ from fa4.tiles.bulk import load_floats
 from fa4.tiles.bundles import Source
 from fa4.tiles.hopper_backward_bundles import BackwardSmem
 from fa4.tiles.scheduler import WorkTile
+from fa4.tiles.tile_queue import END, FRESH, SLOTS, TileCounter, TileSlots
 from fa4.warps.backward.work import BackwardWork
 
 
 @dataclass(frozen=True)
 class BackwardLoad:
-    """Order: K, V, then per query block Q with its LSE and dO with its delta.
+    """Order: per query block Q with its LSE and dO with its delta; K and V behind the first of
+    them, since their place is free later: when the products of the tile before are done.
 
-    Waits: the release of q_loaded. Signals: k_loaded, v_loaded, q_loaded, do_loaded.
-    Registers: plan.roles["load"].
+    Waits: the release of tile_assigned, dq_assigned, k_loaded, v_loaded, q_loaded. Signals: all of
+    them, and do_loaded. Registers: plan.roles["load"].
     """
 
     plan: HopperBackwardPlan
@@ -35,15 +37,49 @@ class BackwardLoad:
         tma: BackwardTma,
         smem: BackwardSmem,
         rows: BackwardRows,
+        slots: TileSlots,
         pipes: HopperBackwardPipes,
         work: BackwardWork,
     ) -> None:
-        """Feed the warpgroups of this CTA."""
-        tile = work.tile()
-        blocks = work.blocks(tile)
+        """Feed the warpgroups until no tile is left."""
+        slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.stages)
-        self._load_keys(tma, smem, pipes, tile)
-        cute.arch.griddepcontrol_wait()  # for LSE and delta, and the zeros that dQ is added to
+        counter = TileCounter(rows.counter.iterator, Int32(-1))
+        # for LSE and delta, the zeros that dQ is added to, and that of the counter
+        cute.arch.griddepcontrol_wait()
+        mode = Int32(FRESH)
+        while mode != END:
+            # Two blocks are loaded ahead of their use: what waits here is this warp alone
+            number = counter.answer(counter.ask())
+            if number >= work.schedule.num_tiles:
+                mode = Int32(END)
+            tile = work.schedule.decode(number)
+            pipes.tile_assigned.acquire(slot.index, slot.phase)
+            pipes.dq_assigned.acquire(slot.index, slot.phase)
+            slots.put(slot.index, tile, mode)
+            pipes.tile_assigned.commit(slot.index)
+            pipes.dq_assigned.commit(slot.index)
+            if mode != END:
+                ring = self._load_tile(tma, smem, rows, pipes, work, tile, (slot.count & 1, ring))
+            slot.advance()
+        cute.arch.griddepcontrol_launch_dependents()
+
+    @cute.jit
+    def _load_tile(
+        self,
+        tma: BackwardTma,
+        smem: BackwardSmem,
+        rows: BackwardRows,
+        pipes: HopperBackwardPipes,
+        work: BackwardWork,
+        tile: WorkTile,
+        states: tuple[Int32, PipelineState],
+    ) -> PipelineState:
+        """states: phase of K and V, ring of Q and dO."""
+        keys_phase, ring = states
+        blocks = work.blocks(tile)
+        if blocks.first == blocks.last:
+            self._load_keys(tma, smem, pipes, tile, keys_phase)
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             q = tiles_of(tma.q, smem.q, (head, tile.batch), self.plan.q_box)
@@ -54,18 +90,27 @@ class BackwardLoad:
                 self._load_q(q, smem, rows, pipes, where, ring.index)
                 self._load_do(do, smem, rows, pipes, where, ring.index)
                 ring.advance()
-        cute.arch.griddepcontrol_launch_dependents()
+                if (i == 0) & (block == blocks.first):
+                    self._load_keys(tma, smem, pipes, tile, keys_phase)
+        return ring
 
     @cute.jit
     def _load_keys(
-        self, tma: BackwardTma, smem: BackwardSmem, pipes: HopperBackwardPipes, tile: WorkTile
+        self,
+        tma: BackwardTma,
+        smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
+        tile: WorkTile,
+        phase: Int32,
     ) -> None:
         plan, where = self.plan, (tile.head, tile.batch)
         k = tiles_of(tma.k, smem.k, where, (plan.key_rows, plan.head_dim))
         v = tiles_of(tma.v, smem.v, where, (plan.key_rows, plan.head_dim_v))
+        pipes.k_loaded.acquire(0, phase)
         mbarrier = pipes.k_loaded.expect(0, plan.k_block_bytes)
         for t in cutlass.range_constexpr(plan.key_tiles):
             k.load(tile.m * plan.key_tiles + t, t, mbarrier)
+        pipes.v_loaded.acquire(0, phase)
         mbarrier = pipes.v_loaded.expect(0, plan.v_block_bytes)
         for t in cutlass.range_constexpr(plan.key_tiles):
             v.load(tile.m * plan.key_tiles + t, t, mbarrier)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows
 from fa4.tiles.bulk import add_floats
 from fa4.tiles.hopper_backward_bundles import BackwardSmem
+from fa4.tiles.tile_queue import END, SLOTS, Assignment, TileSlots
 from fa4.warps.backward.work import BackwardWork
 
 
@@ -20,8 +22,8 @@ from fa4.warps.backward.work import BackwardWork
 class BackwardReduce:
     """dQ += over all key blocks, in float32, by bulk reductions.
 
-    Waits: dq_written and, if deterministic, for its turn among the CTAs. Signals: the release of
-    dq_written, the next turn. Registers: plan.roles["reduce"].
+    Waits: dq_assigned, dq_written and, if deterministic, for its turn among the CTAs. Signals: the
+    release of both, the next turn. Registers: plan.roles["reduce"].
     """
 
     plan: HopperBackwardPlan
@@ -31,13 +33,33 @@ class BackwardReduce:
         self,
         smem: BackwardSmem,
         rows: BackwardRows,
+        slots: TileSlots,
         pipes: HopperBackwardPipes,
         work: BackwardWork,
     ) -> None:
-        """Follow the query blocks of this CTA."""
-        tile = work.tile()
+        """Follow the tiles of this CTA."""
+        slot, phase = make_pipeline_state(PipelineUserType.Consumer, SLOTS), Int32(0)
+        pipes.dq_assigned.wait(slot.index, slot.phase)
+        tile = slots.read(slot.index)
+        while tile.mode != END:
+            phase = self._tile(smem, rows, pipes, work, tile, phase)
+            pipes.dq_assigned.release(slot.index)
+            slot.advance()
+            pipes.dq_assigned.wait(slot.index, slot.phase)
+            tile = slots.read(slot.index)
+
+    @cute.jit
+    def _tile(
+        self,
+        smem: BackwardSmem,
+        rows: BackwardRows,
+        pipes: HopperBackwardPipes,
+        work: BackwardWork,
+        tile: Assignment,
+        phase: Int32,
+    ) -> Int32:
+        """Follow the query blocks of a tile. phase: of dq_written."""
         blocks = work.blocks(tile)
-        phase = Int32(0)
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
@@ -54,3 +76,4 @@ class BackwardReduce:
                 if cutlass.const_expr(self.plan.deterministic):
                     turn.hand_on()
                 phase ^= 1
+        return phase

@@ -1,4 +1,4 @@
-"""The end of Hopper's backward main kernel: dV and dK leave through the buffers of V and K."""
+"""The end of a tile of Hopper's backward: dV and dK leave through shared memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cutlass.utils import hopper_helpers as sm90
 
 from fa4.numerics.scales import GradientScales
 from fa4.pipeline import barriers
+from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardTma, tiles_of
@@ -20,15 +21,16 @@ from fa4.tiles.hopper_backward_bundles import BackwardSmem
 from fa4.tiles.hopper_backward_layouts import keys_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import parts
-from fa4.tiles.scheduler import WorkTile
+from fa4.tiles.tile_queue import Assignment
 
 
 @dataclass(frozen=True)
 class GradientStore:
     """Called by all compute warps once their last product is done.
 
-    When dV is written nobody reads sV any more, since dS of every warpgroup depends on it. Other
-    warpgroups may still read sK for their dQ, hence the barrier before dK.
+    dK and dV go where dQ and dS were. Once dQ of the last block is read, all warps have handed it
+    over, and so are done with all that they read of dS.
+    Waits: the release of dq_written. Owns: sdK, sdV.
     """
 
     plan: HopperBackwardPlan
@@ -38,22 +40,26 @@ class GradientStore:
         self,
         tma: BackwardTma,
         smem: BackwardSmem,
+        pipes: HopperBackwardPipes,
         gradients: tuple[cute.Tensor, cute.Tensor],
-        group: Int32,
-        tile: WorkTile,
+        where: tuple[Int32, Assignment, Int32],
         scales: GradientScales,
     ) -> None:
-        """gradients: (dK, dV) in registers, dK still to be scaled."""
-        dk, dv = gradients
-        self._write(dv, smem.v, group)
-        self._sync()
-        self._store(tma.dv, smem.v, tile)
+        """gradients: (dK, dV) in registers, dK still to be scaled. where: (warpgroup, tile, blocks
+        of dQ handed over so far).
+        """
+        (dk, dv), (group, tile, count) = gradients, where
         for i in cutlass.range_constexpr(cute.size(dk)):
             dk[i] = dk[i] * scales.gradient
-        self._write(dk, smem.k, group)
+        pipes.dq_written.acquire(0, count & 1)
+        self._write(dv, smem.dv, group)
+        self._write(dk, smem.dk, group)
+        cute.arch.fence_view_async_shared()
         self._sync()
-        self._store(tma.dk, smem.k, tile)
+        self._store(tma.dv, smem.dv, tile)
+        self._store(tma.dk, smem.dk, tile)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self._sync()
 
     @cute.jit
     def _write(self, gradient: cute.Tensor, shared: cute.Tensor, group: Int32) -> None:
@@ -70,10 +76,9 @@ class GradientStore:
         else:
             target = tiles[None, None, 0, 0, group]
         cute.copy(atom, copy.retile(rounded), copy.partition_D(target))
-        cute.arch.fence_view_async_shared()
 
     @cute.jit
-    def _store(self, copy: TmaTensor, shared: cute.Tensor, tile: WorkTile) -> None:
+    def _store(self, copy: TmaTensor, shared: cute.Tensor, tile: Assignment) -> None:
         """Shared to global memory, by the first compute warp."""
         plan = self.plan
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == plan.roles["compute"].first:
