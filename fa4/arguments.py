@@ -22,7 +22,7 @@ INTEGERS = (
     *(f"{tensor}_{axis}" for tensor in "qkvo" for axis in ("row", "head", "batch")),  # strides
     *("left", "right"),  # window
     "lse_rows",  # seqlen_q; 0 where nobody asks for the LSE, and none is written
-    "section",  # heads that share L2, see TileSchedule
+    *("section", "last_section"),  # heads that share L2, see TileSchedule
 )
 NUMBERS = ("softmax_scale", "scale_log2", "softcap")  # see Scales
 
@@ -51,7 +51,7 @@ BACKWARD_INTEGERS = (
     *SIZES,
     *(f"{tensor}_{axis}" for tensor in STRIDED for axis in ("row", "head", "batch")),
     *("left", "right"),
-    "section",
+    *("section", "last_section"),
 )
 BACKWARD_NUMBERS = (*NUMBERS, "gradient_scale")  # see GradientScales
 

@@ -88,7 +88,7 @@ class ForwardHost:
             heads=read.int32("heads_q"),
             heads_kv=read.int32("heads_kv"),
             batch=read.int32("batch"),
-            section=read.int32("section"),
+            sections=(read.int32("section"), read.int32("last_section")),
             descending=self.plan.longest_first,
         )
         scales = Scales(

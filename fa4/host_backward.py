@@ -119,7 +119,7 @@ class BackwardHost:
             heads=heads_kv,
             heads_kv=heads_kv,
             batch=read.int32("batch"),
-            section=read.int32("section"),
+            sections=(read.int32("section"), read.int32("last_section")),
             # The first keys are seen by the most rows. But where key blocks add to dQ in a fixed
             # order, the last one first, a CTA must come after those it waits for; and since each
             # walks queries downwards, those of a causal mask are ahead of it all the time.

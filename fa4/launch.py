@@ -190,31 +190,34 @@ def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...], with_l
             "left": problem.window_left or 0,  # read only when the plan has the bound
             "right": problem.window_right or 0,
             "lse_rows": problem.seqlen_q if with_lse else 0,
-            "section": heads_per_section(problem, plan),
+            **sections(problem, plan),
             **problem.factors,
         }
     )
 
 
-def heads_per_section(problem: Problem, plan: BasePlan) -> int:
+def sections(problem: Problem, plan: BasePlan) -> dict[str, int]:
     """Query heads whose tiles are taken together: keys and values should fit in a sixth of L2."""
     head_bytes = problem.seqlen_k * (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES
     fitting = max(1, CHIPS[plan.arch].l2_bytes // 6 // head_bytes) * problem.group_size
     tiles = -(-problem.seqlen_q // plan.cta_rows)
-    return section_size(plan, problem.heads_q * problem.batch, tiles, fitting)
+    return section_sizes(plan, problem.heads_q * problem.batch, tiles, fitting)
 
 
-def section_size(plan: BasePlan, heads: int, tiles: int, fitting: int) -> int:
-    """Heads of `tiles` each whose tiles are taken together, the longest first: those `fitting`.
+def section_sizes(plan: BasePlan, heads: int, tiles: int, fitting: int) -> dict[str, int]:
+    """Heads of `tiles` each are taken `fitting` at a time, the longest tiles of a section first.
 
-    Where tiles differ in length a section has at least two tiles per SM all the same: with fewer
-    the last one ends unevenly, which cost up to 9 % on an H200 (causal forward, head dim 256, 8k
-    keys), far more than the misses in L2 do.
+    Where tiles differ in length the last section has at least two tiles per SM all the same: with
+    fewer the grid ends unevenly, which cost up to 9 % on an H200 (causal forward, head dim 256, 8k
+    keys), far more than the misses in L2 do. Where CTAs take what falls to them, every section
+    must be even.
     """
-    sections = -(-heads // fitting)
-    if plan.longest_first:
-        sections = max(1, min(sections, heads * tiles // (2 * CHIPS[plan.arch].sms)))
-    return -(-heads // sections)
+    at_end = -(-2 * CHIPS[plan.arch].sms // max(1, tiles)) if plan.longest_first else 1
+    least = min(heads, at_end)
+    if not plan.on_demand:
+        fitting = least = max(fitting, least)
+    section = min(fitting, heads)
+    return {"section": section, "last_section": heads - max(0, heads - least) // section * section}
 
 
 def labels(plan: BasePlan) -> Labels:

@@ -18,10 +18,12 @@ from fa4.arguments import (
 from fa4.compile import compile_forward
 from fa4.emulator import current_session, session
 from fa4.emulator.hook import the_hook
-from fa4.launch import check_launch, check_session, labels, section_size, stream_of
+from fa4.launch import check_launch, check_session, labels, section_sizes, stream_of
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import CHIPS, DTYPE_BYTES
 from fa4.problem import Problem
+
+L2_PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -130,19 +132,19 @@ def _rest(problem: Problem, plan: BackwardPlan, strides: tuple[tuple[int, ...], 
         | {
             "left": problem.window_left or 0,  # read only when the plan has the bound
             "right": problem.window_right or 0,
-            "section": heads_per_section(problem, plan),
+            **sections(problem, plan),
             "gradient_scale": problem.scale,
             **problem.factors,
         }
     )
 
 
-def heads_per_section(problem: Problem, plan: BackwardPlan) -> int:
+def sections(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
     """Key/value heads whose tiles are taken together: queries, dO and sums of dQ should fit in a
     third of L2.
     """
     row_bytes = (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES + plan.head_dim * FLOAT_BYTES
     head_bytes = problem.seqlen_q * problem.group_size * row_bytes
-    fitting = max(1, CHIPS[plan.arch].l2_bytes // 3 // head_bytes)
+    fitting = max(1, CHIPS[plan.arch].l2_bytes // L2_PARTS // head_bytes)
     tiles = -(-problem.seqlen_k // plan.n_block)
-    return section_size(plan, problem.heads_kv * problem.batch, tiles, fitting)
+    return section_sizes(plan, problem.heads_kv * problem.batch, tiles, fitting)

@@ -171,6 +171,11 @@ class BasePlan:
         return True
 
     @property
+    def on_demand(self) -> bool:
+        """Whether a tile goes to the CTA, or SM, that is free next, not to one known before."""
+        return True
+
+    @property
     def longest_first(self) -> bool:
         """Whether late tiles are longer: rows see all keys up to their own."""
         return self.right_bound and not self.left_bound

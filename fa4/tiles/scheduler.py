@@ -30,9 +30,10 @@ class TileSchedule:
     CTA i takes i, i + grid, i + 2 grid, ..., on Hopper's what `TileQueue` gives it, and a CTA of a
     backward pass its own alone.
 
-    Heads are taken in sections whose keys and values fit in L2 together. Within a section all
-    heads of one m follow each other, and m ascends or descends: with the longest tiles first
-    (of a causal forward pass the last rows) the grid ends evenly. See `tile_schedule`.
+    Heads are taken in sections whose keys and values fit in L2 together, but for the last section,
+    which may be larger. Within a section all heads of one m follow each other, and m ascends or
+    descends: with the longest tiles first (of a causal forward pass the last rows) the grid ends
+    evenly. See `tile_schedule`.
 
     Divisors multiply and shift: a division by a number that only the launch knows takes 200 cycles,
     five of them in a row kept the load warp from its next tile.
@@ -45,6 +46,7 @@ class TileSchedule:
     section: Divisor  # heads whose K and V share L2
     last_section: Divisor  # those of the last section
     section_tiles: Divisor
+    before_last: Int32  # sections
     descending: cutlass.Constexpr[bool]
 
     @property
@@ -55,10 +57,11 @@ class TileSchedule:
     @cute.jit
     def decode(self, tile: Int32) -> WorkTile:
         """Tile number -> coordinates."""
-        number, within = divmod(tile, self.section_tiles)
+        number = cutlass.min(tile // self.section_tiles, self.before_last)
         first = number * self.section.divisor
+        within = tile - first * self.num_m
         m, head = divmod(within, self.section)
-        if first + self.section.divisor > self.num_heads:
+        if number == self.before_last:
             m, head = divmod(within, self.last_section)
         if cutlass.const_expr(self.descending):
             m = self.num_m - 1 - m
@@ -72,15 +75,16 @@ def tile_schedule(
     heads: Int32,
     heads_kv: Int32,
     batch: Int32,
-    section: Int32,
+    sections: tuple[Int32, Int32],
     descending: cutlass.Constexpr[bool],
 ) -> TileSchedule:
-    """The schedule of `num_m` tiles for each of `heads * batch`, in sections of so many heads."""
-    num_heads = heads * batch
-    last = num_heads % section
-    if last == 0:
-        last = section
-    group = heads // heads_kv
+    """The schedule of `num_m` tiles for each of `heads * batch`.
+
+    sections: heads of a section, heads of the last one.
+    """
+    section, last = sections
+    num_heads, group = heads * batch, heads // heads_kv
     divisors = (cute.fast_divmod_create_divisor_v2(n) for n in (heads, group, section, last))
     section_tiles = cute.fast_divmod_create_divisor_v2(section * num_m)
-    return TileSchedule(num_m, num_heads, *divisors, section_tiles, descending)
+    before_last = (num_heads - last) // section
+    return TileSchedule(num_m, num_heads, *divisors, section_tiles, before_last, descending)

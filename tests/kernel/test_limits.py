@@ -25,8 +25,9 @@ LINES = 128
 @cute.kernel
 def decode_kernel(x: cute.Tensor, y: cute.Tensor, longest_first: cutlass.Constexpr[bool]) -> None:
     i, _, _ = cute.arch.thread_idx()
-    schedule = tile_schedule(x[i, 0], x[i, 1], x[i, 2], x[i, 3], x[i, 4], longest_first)
-    tile = schedule.decode(x[i, 5])
+    sections = x[i, 4], x[i, 5]
+    schedule = tile_schedule(x[i, 0], x[i, 1], x[i, 2], x[i, 3], sections, longest_first)
+    tile = schedule.decode(x[i, 6])
     y[i, 0], y[i, 1], y[i, 2], y[i, 3] = tile.m, tile.head, tile.head_kv, tile.batch
     y[i, 4] = schedule.num_tiles
 
@@ -63,7 +64,9 @@ def compute(host: object, lines: list[tuple[int, ...]], option: bool) -> list[li
 
 
 def tile_lines() -> list[tuple[int, ...]]:
-    """(num_m, heads, heads_kv, batch, section, tile), tiles drawn from all and the last."""
+    """(num_m, heads, heads_kv, batch, section, last section, tile), tiles drawn from all and the
+    last.
+    """
     rng = random.Random(0)
     kinds = (  # seqlen_q, heads, heads_kv, batch
         *((1, 1, 1, 65536), (1, 4, 2, 65536 * 4), (300, 8, 1, 65537), (1, 6, 2, 2**30 // 6)),
@@ -76,8 +79,10 @@ def tile_lines() -> list[tuple[int, ...]]:
         num_m = -(-seqlen_q // CTA_ROWS)
         tiles = num_m * heads * batch
         section = rng.choice((heads // heads_kv, min(3 * heads, heads * batch), heads * batch))
+        sections = rng.randrange(-(-heads * batch // section))  # before the last one
         tile = tiles - 1 if index < 2 * len(kinds) else rng.randrange(tiles)
-        lines.append((num_m, heads, heads_kv, batch, section, tile))
+        last = heads * batch - sections * section
+        lines.append((num_m, heads, heads_kv, batch, section, last, tile))
     return lines
 
 
@@ -85,10 +90,10 @@ def tile_lines() -> list[tuple[int, ...]]:
 def test_fault_10_tile_numbers_of_huge_batches(longest_first: bool) -> None:
     lines = tile_lines()
     for line, found in zip(lines, compute(decode_host, lines, longest_first), strict=True):
-        num_m, heads, heads_kv, batch, section, number = line
-        before, within = divmod(number, section * num_m)
-        width = min(section, heads * batch - before * section)
-        m, place = divmod(within, width)
+        num_m, heads, heads_kv, batch, section, last, number = line
+        before = min(number // (section * num_m), (heads * batch - last) // section)
+        width = last if before * section + last == heads * batch else section
+        m, place = divmod(number - before * section * num_m, width)
         b, head = divmod(before * section + place, heads)
         m = num_m - 1 - m if longest_first else m
         assert found[:5] == [m, head, head * heads_kv // heads, b, num_m * heads * batch], line
