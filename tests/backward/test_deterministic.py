@@ -191,10 +191,16 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_bits_differ_without(change: str) -> None:
+def test_the_checker_sees_no_order_without(change: str) -> None:
+    made = backward(draw((150, 400)))
+    with replaced(*CHANGES[change]):
+        assert any(ANY_ORDER in remark for remark in made.remarks())
+
+
+def test_bits_differ_without_turns() -> None:
     made = backward(draw((150, 400)))
     expected = made.run("early", 0, None)
-    with replaced(*CHANGES[change]):
+    with replaced(*CHANGES["no wait for the turn"]):
         assert not all(same(made.run(*order), expected) for order in ORDERS)
 
 

@@ -164,6 +164,7 @@ class CopyChecks:
         """The wait is over."""
         for slot, actor, step in covered:
             self.clocks.learn(slot, actor, step)
+            self.checker.globals.waited(actor, step)
 
     def check_exit(self) -> None:
         """At the end: no source is still to be read."""

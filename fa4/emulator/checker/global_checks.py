@@ -1,8 +1,9 @@
 """Global memory of one launch: accesses of all its clusters to the ranges that it writes.
 
 Within a cluster the clocks decide. Between clusters nothing but releases and acquires at places in
-global memory orders anything; a release passes on all that its cluster has done so far, which is
-more than the PTX ISA says, and so may hide a race but never makes one up. Reads of a range count
+global memory orders anything; a release passes on all that its cluster has done so far, but of bulk
+stores only those that were waited for. That is more than the PTX ISA says, and so may hide a race
+but never makes one up. Reads of a range count
 from its first write on and before; of equally numbered actors of several clusters that read a
 word, the last one counts.
 """
@@ -78,6 +79,9 @@ class GlobalShadow:
         shadow.write(words, True, records, view)
 
 
+UNDER_WAY = np.iinfo(np.int32).max  # the moment of a store before it is waited for
+
+
 class GlobalChecks:
     """Called by accesses of one cluster to global memory."""
 
@@ -85,6 +89,7 @@ class GlobalChecks:
         self.checker, self.shadow, self.cluster = checker, shadow, cluster
         self.records = shadow.records
         self._latest: dict[tuple, tuple[tuple, int]] = {}
+        self._under_way: dict[int, list[tuple[int, int]]] = {}  # (step, record) by actor
 
     def _view(self, clocks: np.ndarray, row: int, own: int = -1, lanes=None) -> GlobalView:
         learned = self.checker.launch.order.learned.get(self.cluster, {})
@@ -173,7 +178,15 @@ class GlobalChecks:
         number = self.records.add(slot, site, *tag)
         records = self.records
         records.strong[number], records.cluster[number] = reduction, self.cluster
-        records.moment[number] = self._moment()
+        records.moment[number] = UNDER_WAY
+        self._under_way.setdefault(tag[0], []).append((tag[1], number))
         view = self._view(self.checker.clocks.warps[slot], ASYNC)
         for place, words in self._words(boxes, 4):
             self.shadow.write(place, words, number, view)
+
+    def waited(self, actor: int, step: int) -> None:
+        """The bulk stores of an actor up to this one have been written: releases pass them on."""
+        stores = self._under_way.get(actor, [])
+        for _, number in (store for store in stores if store[0] <= step):
+            self.records.moment[number] = self._moment()
+        self._under_way[actor] = [store for store in stores if store[0] > step]
