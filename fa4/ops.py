@@ -38,6 +38,13 @@ def attention(
     return torch.ops.fa4.attention(q, k, v, *options)
 
 
+def options_of(problem: Problem) -> api.Options:
+    """What the operators take behind the tensors of this problem."""
+    # causal is "window_right == 0" in a Problem
+    masks = False, problem.window_left, problem.window_right
+    return problem.scale, *masks, problem.softcap, problem.deterministic
+
+
 def _arch(q: torch.Tensor) -> str:
     return api.foreign_arch(q) or api.native_arch(q.device)
 

@@ -1,4 +1,4 @@
-"""Every kind of forward kernel that there is: what a plan, and so a compiled kernel, depends on."""
+"""Every kind of kernel that there is: what a plan, and so a compiled kernel, depends on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa4 import plan_hopper
-from fa4.plan import TUNED, plan_forward
+from fa4.plan import PADDED_HEAD_DIMS, SQUARE_HEAD_DIM, WIDE_HEAD_DIMS, plan_forward
+from fa4.plan_backward import plan_backward
 from fa4.plan_base import BasePlan
 from fa4.problem import DTYPES, Problem, default_scale, example_problem
 
-HEAD_DIMS = {
-    "sm_100a": tuple(TUNED),
+SQUARE_AND_BELOW = tuple(dim for dim in PADDED_HEAD_DIMS if dim <= SQUARE_HEAD_DIM)
+HEAD_DIMS = {  # padded; Hopper computes pairs without a tuning as the next square one
+    "sm_100a": (*itertools.product(SQUARE_AND_BELOW, repeat=2), WIDE_HEAD_DIMS),
     "sm_90a": tuple(dict.fromkeys(line.dims for line in plan_hopper.TUNED)),
 }
 MASKS = {"full": (None, None), "causal": (None, 0), "left": (64, None), "window": (64, 32)}
@@ -21,7 +23,10 @@ SOFTCAP = 15.0
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel. `keys` is a number of keys for which an architecture plans this kernel."""
+    """One kernel, with what comes before and after it in the backward pass.
+
+    `keys` is a number of keys for which an architecture plans this kernel.
+    """
 
     arch: str
     dims: tuple[int, int]  # of Q and K, of V
@@ -29,6 +34,8 @@ class Variant:
     dtype: str
     softcap: bool
     keys: int = 1
+    backward: bool = False
+    deterministic: bool = False
 
     def __str__(self) -> str:
         keys = f" {self.keys} keys" if self.keys > 1 else ""
@@ -43,22 +50,29 @@ class Variant:
             window_left=left,
             window_right=right,
             softcap=SOFTCAP if self.softcap else 0.0,
+            deterministic=self.deterministic,
             **{"scale": default_scale(self.dims[0]), "seqlen_k": self.keys, **sizes},
         )
 
     @property
+    def direction(self) -> str:
+        """Which pass."""
+        return "backward" if self.backward else "forward"
+
+    @property
     def plan(self) -> BasePlan:
         """The kernel's plan."""
-        return plan_forward(self.problem(), self.arch)
+        return (plan_backward if self.backward else plan_forward)(self.problem(), self.arch)
 
 
-def variants(arch: str) -> tuple[Variant, ...]:
-    """All of an architecture, one per compiled kernel."""
+def variants(arch: str, backward: bool = False) -> tuple[Variant, ...]:
+    """All of an architecture and a pass, one per compiled plan."""
     lengths = (1,)
-    if arch == "sm_90a":
+    if arch == "sm_90a" and not backward:
         bounds = {line.most_keys for line in plan_hopper.TUNED} - {None}
         lengths = (1, *(bound + 1 for bound in sorted(bounds)))
-    axes = (HEAD_DIMS[arch], MASKS, DTYPES, (False, True), lengths)
+    orders = (False, True) if backward else (False,)  # the forward is deterministic always
+    axes = (HEAD_DIMS[arch], MASKS, DTYPES, (False, True), lengths, (backward,), orders)
     found: dict[BasePlan, Variant] = {}
     for axis in itertools.product(*axes):
         variant = Variant(arch, *axis)

@@ -19,6 +19,7 @@ from bench.hopper.files import environment
 from bench.on_hopper.trials import VARIANTS, Task, backward_trial, small_trial, variant_trial
 from bench.on_hopper.work import work
 from fa4.on_hopper.modes import MODES
+from fa4.on_hopper.sessions import no_hopper
 from fa4.reference import AGREEING
 
 PATIENCE = 150.0  # seconds after the time is spent until a silent process counts as lost
@@ -27,8 +28,8 @@ PATIENCE = 150.0  # seconds after the time is spent until a silent process count
 def main(argv: list[str]) -> int:
     """Run, print and save; 1 when something failed or is left."""
     options = parse(argv)
-    if not torch.cuda.is_available():
-        print("No CUDA device here: this command runs kernels on a Hopper GPU.")
+    if why := no_hopper():
+        print(f"This command runs kernels on a Hopper GPU: {why}.")
         return 2
     tasks = planned(options)
     begin = time.monotonic()

@@ -91,10 +91,8 @@ def run_backward(task: Task) -> dict[str, Any]:
         grad_out = torch.randn(out.shape, generator=generator, device=device).to(out.dtype)
         grad_lse = torch.randn(lse.shape, generator=generator, device=device)
         grads = grad_out, grad_lse if trial.seed % 2 else None
-        # causal is "window_right == 0" in a Problem
-        masks = False, problem.window_left, problem.window_right
-        asked = problem.scale, *masks, problem.softcap, problem.deterministic
-        results = torch.ops.fa4.attention_backward(*grads, *inputs, out, lse, *asked)
+        given = *grads, *inputs, out, lse
+        results = torch.ops.fa4.attention_backward(*given, *fa4.ops.options_of(problem))
     agreement = compare_gradients(problem, inputs, grads, results)
     error, limit = max(
         zip(agreement.errors, agreement.limits, strict=True), key=lambda pair: pair[0] / pair[1]

@@ -161,6 +161,17 @@ def gpu_lost(error: Exception) -> bool:
     return False
 
 
+def no_hopper() -> str:
+    """Why the current CUDA device can run no session; empty if it can."""
+    if not torch.cuda.is_available():
+        return "no GPU"
+    capability = torch.cuda.get_device_capability()
+    if capability == CAPABILITY:
+        return ""
+    major, minor = capability
+    return f"{torch.cuda.get_device_name()} has compute capability {major}.{minor}, not 9.0"
+
+
 @cache
 def require_hopper(device: int) -> None:
     """Raises RuntimeError unless the CUDA device is a Hopper GPU."""

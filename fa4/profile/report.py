@@ -72,7 +72,7 @@ class Report:
 
 def report(plan: BasePlan, artifacts: Artifacts) -> Report:
     """Everything about one compiled plan."""
-    resources = _kernel_resources(artifacts)
+    resources = kernel_resources(artifacts)
     analysis = analyse(artifacts.cubin, resources.kernel) if find_nvdisasm() else None
     memory, backward = plan.smem(), isinstance(plan, BackwardPlan)
     return Report(
@@ -95,7 +95,7 @@ def unmet_registers(plan: BasePlan, artifacts: Artifacts) -> dict[str, int]:
 
     Each role must ask for its own in the PTX, and ptxas must not have ignored the number.
     """
-    found = _kernel_resources(artifacts)
+    found = kernel_resources(artifacts)
     asked, granted = (
         register_budgets(Flow(parse_ptx(artifacts.ptx, found.kernel))),
         found.setmaxnreg,
@@ -108,6 +108,15 @@ def unmet_registers(plan: BasePlan, artifacts: Artifacts) -> dict[str, int]:
     }
 
 
+def kernel_resources(artifacts: Artifacts) -> Resources:
+    """Those of the kernel with the plan's name, and a number, as its entry name."""
+    name = re.compile(re.escape(artifacts.kernel_name) + r"(_\d+)?")
+    found = [r for r in read_resources(artifacts.cubin) if name.fullmatch(r.kernel)]
+    if len(found) != 1:
+        raise ValueError(f"expected one kernel named {artifacts.kernel_name}, found {len(found)}")
+    return found[0]
+
+
 def ptx_by_role(ptx: str, kernel: str) -> dict[str, Counter[str]]:
     """PTX instructions of each role by class."""
     flow = Flow(parse_ptx(ptx, kernel))
@@ -117,17 +126,8 @@ def ptx_by_role(ptx: str, kernel: str) -> dict[str, Counter[str]]:
     return counts
 
 
-def _kernel_resources(artifacts: Artifacts) -> Resources:
-    """Those of the kernel with the plan's name, and a number, as its entry name."""
-    name = re.compile(re.escape(artifacts.kernel_name) + r"(_\d+)?")
-    found = [r for r in read_resources(artifacts.cubin) if name.fullmatch(r.kernel)]
-    if len(found) != 1:
-        raise ValueError(f"expected one kernel named {artifacts.kernel_name}, found {len(found)}")
-    return found[0]
-
-
 def _roles(plan: BasePlan, artifacts: Artifacts) -> tuple[RoleView, ...]:
-    counts = ptx_by_role(artifacts.ptx, _kernel_resources(artifacts).kernel)
+    counts = ptx_by_role(artifacts.ptx, kernel_resources(artifacts).kernel)
     ignored = unmet_registers(plan, artifacts)
     return tuple(
         RoleView(

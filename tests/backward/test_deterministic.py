@@ -1,9 +1,7 @@
 """deterministic=True: gradients have the same bits in whatever order CTAs and effects go on."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from unittest import mock
 
 import pytest
 import torch
@@ -12,10 +10,10 @@ import fa4
 from fa4 import emulator
 from fa4.api import emulated_arch
 from fa4.emulator.errors import DeadlockError
-from fa4.emulator.program import Program
 from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
 from fa4.problem import example_problem
+from tests.backward.broken import CHANGES, replaced
 from tests.backward.gradients import Tensors, check, draw, upstream
 
 # schedule, seed, CTAs side by side (1: no CTA needs one that starts later)
@@ -148,18 +146,6 @@ def test_lengths(lengths: tuple[int, int]) -> None:
 ANY_ORDER = "floats are added to memory in no fixed order"
 
 
-def replaced(pattern: str, replacement: str | Callable[[re.Match], str]) -> object:
-    """A context in which all matches in the PTX of a kernel, of which there are some, differ."""
-    original = Program.from_ptx
-
-    def from_ptx(ptx: str, entry: str) -> Program:
-        changed, count = re.subn(pattern, replacement, ptx)
-        assert count
-        return original(changed, entry)
-
-    return mock.patch.object(Program, "from_ptx", staticmethod(from_ptx))
-
-
 def test_the_checker_sees_an_order() -> None:
     assert not any(ANY_ORDER in remark for remark in backward(draw((150, 400))).remarks())
     other = backward(draw((150, 400)), deterministic=False)
@@ -171,23 +157,6 @@ def test_the_checker_misses_an_acquire_or_a_release(strong: str) -> None:
     made = backward(draw((150, 400)))
     with replaced(re.escape(f"{strong}.gpu"), f"{strong[:2]}.relaxed.gpu"):
         assert any(ANY_ORDER in remark for remark in made.remarks())
-
-
-LOOK = r"ld\.acquire\.gpu\S*\s+(%r\d+), \[%rd\d+\];(?:\s*\.loc.*)*\s*"
-
-
-def success(match: re.Match) -> str:
-    """The comparison of the counter says that it is the right one."""
-    return f"mov.pred {match[3]}, {int(match[2] == 'eq')};"
-
-
-CHANGES = {
-    "no wait for the turn": (LOOK + r"setp\.(eq|ne)\.\S+\s+(%p\d+), \1,.*;", success),
-    "handed on before the sum": (
-        r"cp\.async\.bulk\.wait_group\s+0;((?:\s*\.loc.*|[^;$]*;)*?\s*st\.release)",
-        r"\1",
-    ),
-}
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -29,6 +29,14 @@ def test_problems_go_through_the_variants_in_turn(trial):
         assert plan_forward(trial(seed).problem()) == VARIANTS[seed % len(VARIANTS)].plan
 
 
+def test_only_a_hopper_will_do(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "B200")
+    assert command.main([]) == 2
+    assert "B200 has compute capability 10.0, not 9.0" in capsys.readouterr().out
+
+
 def test_problems_are_random_and_long_ones_among_them():
     trials = [variant_trial(seed) for seed in range(500)]
     assert len({str(trial) for trial in trials}) == 500

@@ -25,10 +25,20 @@ CASES = [
 
 @pytest.mark.parametrize(("dims", "mode"), CASES, ids=str)
 def test_equals_the_reference(dims: tuple[int, int], mode: str) -> None:
+    check(dims, RewrittenSession(device=TWO_SMS, modes=MODES[mode]))
+
+
+def test_deterministic_kernels_wait_for_their_turns() -> None:
+    """Their CTAs side by side, and the last ones first."""
+    side_by_side = RewrittenSession("late", device=TWO_SMS, resident=2, modes=MODES["all"])
+    check((64, 64), side_by_side, deterministic=True)
+
+
+def check(dims: tuple[int, int], session: RewrittenSession, **options: object) -> None:
     inputs = draw((150, 140), heads=(1, 1), dims=dims)
     leaves, grads = tuple(t.requires_grad_() for t in inputs), upstream(inputs)
-    outputs = fa4.flash_attn_func(*leaves, causal=True, return_lse=True)
-    with RewrittenSession(device=TWO_SMS, modes=MODES[mode]) as here:
+    outputs = fa4.flash_attn_func(*leaves, causal=True, return_lse=True, **options)
+    with session as here:
         results = torch.autograd.grad(outputs, leaves, grads)
     assert len(here.launches) == 3
     agreement = reference.compare_gradients(

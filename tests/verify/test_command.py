@@ -10,7 +10,9 @@ from fa4.verify import ladder
 from fa4.verify.ladder import Outcome
 from fa4.verify.workers import DIED
 
-ONE = ["verify", "--arch", "sm_100a", "--match", "d64_float16_right_left_softcap", "--jobs", "1"]
+ONLY = ["verify", "--arch", "sm_100a", "--jobs", "1", "--match"]
+ONE = [*ONLY, "fwd_d64_float16_right_left_softcap"]
+EIGHT = [*ONLY, "fwd_d64_bfloat16"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +51,12 @@ def test_without_a_gpu_it_stops_below_the_last_rung_and_says_so(rungs, capsys):
 
 def test_a_failure_is_named_and_ends_in_exit_code_1(rungs, capsys, tmp_path):
     rungs(emulated=Outcome(1, "O is wrong"))
-    assert main([*ONE[:3], "--match", "d64_", "--jobs", "1", "--json", str(tmp_path / "v")]) == 1
+    assert main([*EIGHT, "--json", str(tmp_path / "v")]) == 1
     said = capsys.readouterr()
     assert line(said.out, "emulated").endswith(
-        "16/16    16      16  fa4_fwd_d64_bfloat16: O is wrong"
+        "8/8     8       8  fa4_fwd_d64_bfloat16: O is wrong"
     )
-    assert line(said.out, "hostile schedules").split()[-4:-2] == ["0/16", "0"]
+    assert line(said.out, "hostile schedules").split()[-4:-2] == ["0/8", "0"]
     assert "FAILED emulated: O is wrong" in said.err
     saved = json.loads((tmp_path / "v").read_text())
     assert saved["not_climbed"]["on Hopper silicon"] == "no GPU"
@@ -66,13 +68,13 @@ def test_a_failure_is_named_and_ends_in_exit_code_1(rungs, capsys, tmp_path):
 
 def test_a_lost_gpu_leaves_kernels_and_table_and_json_say_which(rungs, capsys, tmp_path):
     rungs(emulated=Outcome(1, "TimeoutError: still runs", lost=True))
-    assert main([*ONE[:3], "--match", "d64_", "--jobs", "1", "--json", str(tmp_path / "v")]) == 1
+    assert main([*EIGHT, "--json", str(tmp_path / "v")]) == 1
     said = capsys.readouterr().out
-    assert line(said, "emulated").split()[-7:-4] == ["1/16", "1", "1"]
+    assert line(said, "emulated").split()[-7:-4] == ["1/8", "1", "1"]
     (left,) = [line for line in said.splitlines() if line.startswith("Not climbed, as every")]
-    assert left.count("fa4_fwd_d64_") == 15
+    assert left.count("fa4_fwd_d64_") == 7
     saved = json.loads((tmp_path / "v").read_text())["kernels"]
-    assert [kernel["climbed"] for kernel in saved] == [True] + [False] * 15
+    assert [kernel["climbed"] for kernel in saved] == [True] + [False] * 7
     assert saved[0]["rungs"]["emulated"]["lost"]
 
 
@@ -81,6 +83,37 @@ def test_a_dead_process_is_named(monkeypatch, capsys):
     assert main(ONE) == 1
     said = capsys.readouterr().out
     assert "Its process died: sm_100a fa4_fwd_d64_float16_right_left_softcap." in said
+
+
+def test_each_pass_has_its_rows(rungs, capsys, tmp_path):
+    rungs(checked=Outcome(1, "a race"))
+    assert main([*ONLY, "d64_float16_right_left_softcap", "--json", str(tmp_path / "v")]) == 1
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines() if "  checked  " in line]
+    assert [(row[1], row[-6:-3]) for row in rows] == [
+        ("forward", ["1/1", "1", "1"]),
+        ("backward", ["2/2", "2", "2"]),
+    ]
+    assert "2/3 sm_100a fa4_bwd_d64_float16_right_left_softcap FAILED checked: a race" in said.err
+    saved = json.loads((tmp_path / "v").read_text())["kernels"]
+    told = [(kernel["backward"], kernel["deterministic"]) for kernel in saved]
+    assert told == [(False, False), (True, False), (True, True)]
+
+
+def test_it_can_start_higher(rungs, capsys):
+    rungs(compiled=Outcome(1, "spills"))
+    assert main([*ONE, "--start", "emulated", "--up-to", "checked"]) == 0
+    assert "compiled" not in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main([*ONE, "--start", "checked", "--up-to", "emulated"])
+    assert stopped.value.code == 2
+    assert "--start 'checked' lies above --up-to 'emulated'" in capsys.readouterr().err
+
+
+def test_no_rung_is_left(rungs, capsys):
+    rungs()
+    assert main([*ONE, "--start", "on Hopper silicon"]) == 2
+    assert "on Hopper silicon: no GPU" in capsys.readouterr().err
 
 
 def test_it_can_stop_earlier(rungs, capsys):
@@ -109,7 +142,4 @@ def test_fewer_launches_than_modes_are_refused(rungs, capsys):
     assert stopped.value.code == 2
     assert "--launches 5: sm_100a runs in 6 modes" in capsys.readouterr().err
     assert main([*ONE, "--launches", "5", "--up-to", "checked"]) == 0
-    assert (
-        main(["verify", "--arch", "sm_90a", "--match", "d64_", "--jobs", "1", "--launches", "1"])
-        == 0
-    )
+    assert main(["verify", "--arch", "sm_90a", *ONE[3:], "--launches", "1"]) == 0

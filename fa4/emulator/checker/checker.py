@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..team import Team
 
 
+UNORDERED_SUMS = "floats are added to memory in no fixed order: the sum may differ by run"
 _FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
 
 
@@ -224,8 +225,7 @@ class ClusterChecker:
         for first, second in sorted(set(zip(old.tolist(), new.tolist(), strict=True))):
             sites = [int(records.site[number]) for number in (first, second)]
             if all(map(self.rules.sums, sites)):
-                words = "floats are added to memory in no fixed order: the sum may differ by run"
-                self.remark(int(records.slot[second]), sites[1], words)
+                self.remark(int(records.slot[second]), sites[1], UNORDERED_SUMS)
 
     def misuse(self, w: Team, slot: int, message: str) -> None:
         """A fault of the instruction that is being executed."""
