@@ -52,6 +52,6 @@ class HopperBackward:
             cute.arch.setmaxregister_decrease(roles["load"].registers)
             if warp == roles["load"].first:
                 BackwardLoad(plan).run(tma, smem, rows, slots, pipes.seen_by("load"), work)
-            if warp == roles["reduce"].first:
+            if (warp >= roles["reduce"].first) & (warp < roles["reduce"].end):
                 BackwardReduce(plan).run(smem, rows, slots, pipes.seen_by("reduce"), work)
         ledger.check(plan.edges())

@@ -130,12 +130,12 @@ class HopperBackwardPlan(BackwardPlan):
 
     @property
     def roles(self) -> dict[str, Role]:
-        """Load and reduce share a warpgroup, and its register budget, with two idle warps."""
-        compute, others = self.tuning.registers
+        """Load and reduce share a warpgroup, and its register budget, with idle warps."""
+        (compute, others), reduce = self.tuning.registers, 2 if self.deterministic else 1
         return {
             "load": Role(0, 1, others),
-            "reduce": Role(1, 1, others),
-            "idle": Role(2, WARPGROUP - 2, others),
+            "reduce": Role(1, reduce, others),
+            "idle": Role(1 + reduce, WARPGROUP - 1 - reduce, others),
             "compute": Role(WARPGROUP, WARPGROUP * self.tuning.warpgroups, compute),
         }
 

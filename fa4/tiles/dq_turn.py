@@ -17,9 +17,10 @@ class DqTurn:
     """The turn of one key block at one block of queries. Lane 0 of a warp takes it, adds, and
     hands it on.
 
-    `earlier` key blocks come before. Theirs are CTAs of smaller numbers, see BackwardHost: CTAs
-    start in the order of their numbers, so each waits for some that have started, and the first
-    one for none. CUDA does not promise that order; every GPU so far keeps it.
+    `earlier` key blocks come before, and are tiles of smaller numbers, see BackwardHost. On Hopper
+    a CTA takes the numbers from a counter, so each tile waits for some that other CTAs have taken,
+    and the first one for none. On Blackwell a tile's number is its CTA's, and CTAs start in that
+    order: CUDA does not promise it; every GPU so far keeps it.
     """
 
     counter: cute.Pointer

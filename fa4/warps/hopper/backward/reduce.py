@@ -1,4 +1,4 @@
-"""Reduce role of Hopper's backward: one warp adds each dQ block to the sum in global memory."""
+"""Reduce role of Hopper's backward: each dQ block is added to the sum in global memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows
 from fa4.tiles.bulk import add_floats
+from fa4.tiles.dq_turn import DqTurn
 from fa4.tiles.hopper_backward_bundles import BackwardSmem
 from fa4.tiles.tile_queue import END, SLOTS, Assignment, TileSlots
 from fa4.warps.backward.work import BackwardWork
@@ -24,6 +25,8 @@ class BackwardReduce:
 
     Waits: dq_assigned, dq_written and, if deterministic, for its turn among the CTAs. Signals: the
     release of both, the next turn. Registers: plan.roles["reduce"].
+    One warp; two take blocks in turn where the next CTA must not start before a block is in global
+    memory, which takes about as long as a block is computed.
     """
 
     plan: HopperBackwardPlan
@@ -38,11 +41,11 @@ class BackwardReduce:
         work: BackwardWork,
     ) -> None:
         """Follow the tiles of this CTA."""
-        slot, phase = make_pipeline_state(PipelineUserType.Consumer, SLOTS), Int32(0)
+        slot, count = make_pipeline_state(PipelineUserType.Consumer, SLOTS), Int32(0)
         pipes.dq_assigned.wait(slot.index, slot.phase)
         tile = slots.read(slot.index)
         while tile.mode != END:
-            phase = self._tile(smem, rows, pipes, work, tile, phase)
+            count = self._tile(smem, rows, pipes, work, tile, count)
             pipes.dq_assigned.release(slot.index)
             slot.advance()
             pipes.dq_assigned.wait(slot.index, slot.phase)
@@ -56,24 +59,50 @@ class BackwardReduce:
         pipes: HopperBackwardPipes,
         work: BackwardWork,
         tile: Assignment,
-        phase: Int32,
+        count: Int32,
     ) -> Int32:
-        """Follow the query blocks of a tile. phase: of dq_written."""
+        """Follow the query blocks of a tile. count: of blocks so far."""
         blocks = work.blocks(tile)
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
-                pipes.dq_written.wait(0, phase)
-                turn = None
+                pipes.dq_written.wait(0, count & 1)
+                target = rows.dq[None, block, head, tile.batch]
                 if cutlass.const_expr(self.plan.deterministic):
                     turn = work.turn(rows.turns, Int32(0), (block, head, tile))
-                if cute.arch.lane_idx() == 0:
-                    if cutlass.const_expr(self.plan.deterministic):
-                        turn.take()
-                    add_floats(smem.dq, rows.dq[None, block, head, tile.batch])
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-                pipes.dq_written.release(0)
-                if cutlass.const_expr(self.plan.deterministic):
-                    turn.hand_on()
-                phase ^= 1
-        return phase
+                    self._add_in_turn(smem.dq, target, turn, pipes, self._takes(count))
+                else:
+                    self._add(smem.dq, target)
+                    pipes.dq_written.release(0)
+                count += 1
+        return count
+
+    def _takes(self, count: Int32) -> Boolean:
+        """Whether a block is this warp's."""
+        role = self.plan.roles["reduce"]
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - role.first
+        return count % role.warps == warp
+
+    @cute.jit
+    def _add(self, dq: cute.Tensor, target: cute.Tensor) -> None:
+        """Until shared memory has been read."""
+        if cute.arch.lane_idx() == 0:
+            add_floats(dq, target)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def _add_in_turn(
+        self,
+        dq: cute.Tensor,
+        target: cute.Tensor,
+        turn: DqTurn,
+        pipes: HopperBackwardPipes,
+        takes: Boolean,
+    ) -> None:
+        if takes:
+            if cute.arch.lane_idx() == 0:
+                turn.take()
+            self._add(dq, target)
+        pipes.dq_written.release(0)
+        if takes:
+            turn.hand_on()
