@@ -57,12 +57,18 @@ def _owners(w: Team, address: np.ndarray) -> list[tuple[Cta, np.ndarray | None]]
 
 def load_shared(w: Team, address, size: int, count: int, mask) -> list[np.ndarray]:
     """`count` consecutive elements of `size` bytes per lane, as unsigned arrays."""
-    if w.checker is not None:
-        w.checker.memory.shared(w, address, size * count, mask, write=False)
+    every = address
     if mask is not None:
         address = _quiet(address, mask)
         if address is None:
             return _nothing(w, size, count)
+    values = _load_owned(w, address, size, count)  # refuses what is not there
+    if w.checker is not None:
+        w.checker.memory.shared(w, every, size * count, mask, write=False)
+    return values
+
+
+def _load_owned(w: Team, address, size: int, count: int) -> list[np.ndarray]:
     owners = _owners(w, address)
     if len(owners) > 1:
         results = [np.zeros(w.n, f"u{size}") for _ in range(count)]
@@ -85,8 +91,7 @@ def _load_from(cta: Cta, address, size: int, count: int) -> list[np.ndarray]:
 
 def store_shared(w: Team, address, size: int, values: tuple, mask) -> None:
     """Stores one vector per active lane."""
-    if w.checker is not None:
-        w.checker.memory.shared(w, address, size * len(values), mask, write=True)
+    every, nbytes = address, size * len(values)
     if mask is not None:
         if not np.count_nonzero(mask):
             return
@@ -99,19 +104,23 @@ def store_shared(w: Team, address, size: int, values: tuple, mask) -> None:
         memory = cta.shared.views[size]
         for position, value in enumerate(values):
             memory[index + U4(position)] = value if lanes is None else value[lanes]
+    if w.checker is not None:
+        w.checker.memory.shared(w, every, nbytes, mask, write=True)
 
 
 # ---- global memory
 
 
 def load_global(w: Team, address, size: int, count: int, mask) -> list[np.ndarray]:
-    if w.checker is not None:
-        w.checker.globals.access(w, address, size * count, mask, write=False)
+    every = address
     if mask is not None:
         address = _quiet(address, mask)
         if address is None:
             return _nothing(w, size, count)
-    return _load_host(w, address, size, count)
+    values = _load_host(w, address, size, count)  # refuses what is not there
+    if w.checker is not None:
+        w.checker.globals.access(w, every, size * count, mask, write=False)
+    return values
 
 
 def _load_host(w: Team, address, size: int, count: int) -> list[np.ndarray]:
@@ -128,14 +137,15 @@ def _check_global(w: Team, address, nbytes: int, what: str) -> None:
 
 
 def store_global(w: Team, address, size: int, values: tuple, mask) -> None:
-    if w.checker is not None:
-        w.checker.globals.access(w, address, size * len(values), mask, write=True)
+    every = address
     if mask is not None:
         if not np.count_nonzero(mask):
             return
         address = address[mask]
         values = tuple(value[mask] for value in values)
     _check_global(w, address, size * len(values), "store")
+    if w.checker is not None:
+        w.checker.globals.access(w, every, size * len(values), mask, write=True)
     index = ((address - U8(FIRST_ADDRESS)) >> U8(_SHIFT[size])).view(I8)
     for position, value in enumerate(values):
         HOST[size][index + position] = value

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fa4.emulator.errors import AddressError
 from tests.checker.faults import check, faults
 from tests.emulator.ptx_kernels import aligned
 
@@ -54,6 +55,17 @@ def test_reads_before_the_first_write_of_a_range_count():
     check(body.format(order="bar.sync 0;"), np.zeros(1, np.uint32), threads=64)
     (found,) = faults(body.format(order=""), np.zeros(1, np.uint32), threads=64)
     assert "overwritten" in found.message
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize("access", ["st.{}.u32 [{}], %r99;", "ld.{}.u32 %r2, [{}];"])
+def test_what_lies_out_of_bounds_is_an_error_as_without_the_checker(space, access):
+    """Behind a range that has been written, so that the checker knows it."""
+    body = """mov.u32 %r1, smem; st.shared.u32 [%r1], %r99; st.global.u32 [%d50], %r99;
+    mov.u64 %d1, 0x123456789000; add.u64 %d1, %d1, %d50; mov.u32 %r3, 0xabcd00;"""
+    place = {"global": "%d1", "shared": "%r3"}[space]
+    with pytest.raises(AddressError):
+        check(body + access.format(space, place), np.zeros(1, np.uint32), threads=1, smem=256)
 
 
 STORES = """mov.u32 %r1, smem; setp.eq.u32 %p1, %r99, 0; mad.lo.u32 %r2, %r99, 4, %r1;
