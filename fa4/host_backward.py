@@ -21,6 +21,7 @@ from fa4.tiles.backward_bundles import BackwardRows, BackwardTma
 from fa4.tiles.backward_layouts import BlackwellDq, backward_layouts
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import TmaTensor
+from fa4.tiles.dq_sum import dq_layout
 from fa4.tiles.hopper_backward_layouts import hopper_backward_layouts
 from fa4.tiles.hopper_dq import HopperDq
 from fa4.tiles.layouts import DTYPES
@@ -140,10 +141,7 @@ class BackwardHost:
             )
             return cute.make_tensor(read.pointer(name, Float32, 16), layout)
 
-        head = cute.assume(Int64(blocks) * floats, divby=floats)
-        layout = cute.make_layout(
-            (floats, blocks, heads, batch), stride=(1, floats, head, head * heads)
-        )
+        layout = dq_layout(floats, (blocks, heads, batch))
         dq = cute.make_tensor(read.pointer("dq_sum", Float32, 16), layout)
         turns = None
         if cutlass.const_expr(self.plan.deterministic):

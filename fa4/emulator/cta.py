@@ -91,7 +91,18 @@ class Cta:
                 f"shared address {address:#x} names CTA {rank} of a cluster of "
                 f"{len(self.cluster.ctas)}"
             )
-        return self.cluster.ctas[rank]
+        peer = self.cluster.ctas[rank]
+        if peer.ended:
+            raise AddressError(
+                f"CTA {rank} of the cluster has ended, and its shared memory with it; its warps "
+                "must not exit before the last access by others, say at a cluster barrier"
+            )
+        return peer
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its warps have exited."""
+        return not any(team.groups for team in self.teams)
 
     def named(self, number: int) -> NamedBarrier:
         """Named barrier `number` (bar 0-15)."""

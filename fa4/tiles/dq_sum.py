@@ -8,9 +8,20 @@ thread, so that neither writing nor reading it has bank conflicts or scattered a
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 VECTOR = 4  # floats: 16 bytes
+
+
+def dq_layout(floats: int, sizes: tuple[Int32, Int32, Int32]) -> cute.Layout:
+    """(floats of a block, block, head, batch) of the sum; sizes: blocks, heads, batch.
+
+    Strides have 64 bits, since a head of 2^24 rows has 2^31 floats at head dim 128.
+    """
+    blocks, heads, batch = sizes
+    block = cute.assume(Int64(floats), divby=floats)
+    head = cute.assume(Int64(blocks) * floats, divby=floats)
+    return cute.make_layout((floats, blocks, heads, batch), stride=(1, block, head, head * heads))
 
 
 def dq_vectors(registers: cute.Tensor) -> cute.Tensor:

@@ -1,15 +1,20 @@
-"""Grids of a backward pass whose sum of dQ has more elements than 32 bits count; nothing runs."""
+"""A backward pass whose sum of dQ has more elements than 32 bits count; nothing of it runs."""
 
 from unittest import mock
 
+import cutlass
+import cutlass.cute as cute
 import pytest
 import torch
+from cutlass import Int64
+from cutlass.cute.runtime import from_dlpack
 
 from fa4 import launch_backward
 from fa4.emulator import session
 from fa4.emulator.sessions import Session
 from fa4.plan_backward import plan_backward
-from fa4.problem import example_problem
+from fa4.problem import MAX_LENGTH, example_problem
+from fa4.tiles.dq_sum import dq_layout
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
@@ -20,12 +25,35 @@ def test_every_block_of_rows_has_a_cta(arch: str, batch: int) -> None:
     empty = torch.zeros(1, dtype=torch.bfloat16).as_strided((1,) * 4, (1 << 20, 128, 128, 1))
     tensors = dict.fromkeys(("q", "k", "v", "o", "do", "dq", "dk", "dv"), empty)
     tensors["lse"] = torch.zeros(1)
-    block = launch_backward._block(problem, plan, tensors, torch.zeros(4))
+    tensors["workspace"] = torch.zeros(4)
 
     def note(_session: Session, raw: object, _ranges: object) -> None:
         grids.append(raw.grid)
 
     with mock.patch.object(Session, "launch", note), session(arch=arch):
-        launch_backward._launch_in_session(plan, block, tensors)
+        launch_backward._launch_in_session(problem, plan, tensors)
     blocks = batch * 32 * 8192 // plan.m_tile
     assert [grid[0] for grid in grids] == [blocks, batch, blocks]
+
+
+@cute.kernel
+def offset_kernel(x: cute.Tensor, y: cute.Tensor, floats: cutlass.Constexpr[int]) -> None:
+    layout = dq_layout(floats, (x[0], x[1], x[2]))
+    y[0] = Int64(layout((0, x[3], x[4], x[5])))
+
+
+@cute.jit
+def offset_host(x: cute.Tensor, y: cute.Tensor, floats: cutlass.Constexpr[int]) -> None:
+    offset_kernel(x, y, floats).launch(grid=[1, 1, 1], block=[1, 1, 1])
+
+
+def test_the_last_block_of_the_longest_sequence_has_its_place() -> None:
+    floats, blocks, heads, batch = 64 * 256, MAX_LENGTH // 64, 3, 2
+    where = (blocks - 1, heads - 1, batch - 1)
+    x = torch.tensor([blocks, heads, batch, *where], dtype=torch.int32)
+    y = torch.zeros(1, dtype=torch.int64)
+    with session():
+        cute.compile(offset_host, from_dlpack(x), from_dlpack(y), floats)(
+            from_dlpack(x), from_dlpack(y)
+        )
+    assert y.item() == (blocks * heads * batch - 1) * floats

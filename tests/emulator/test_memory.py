@@ -230,6 +230,18 @@ def test_st_async_counts_its_bytes():
     assert out[:2].tolist() == [41, 40]
 
 
+@pytest.mark.parametrize("access", ["st.shared::cluster.u32 [%r4], 1;", "mbarrier"])
+def test_shared_memory_of_a_cta_that_has_ended(access):
+    """CTA 1 is the last at the barrier and exits at once; CTA 0 reaches for it afterwards."""
+    if access == "mbarrier":
+        access = "mbarrier.arrive.shared::cluster.b64 _, [%r4];"
+    body = f"""mov.u32 %r1, %cluster_ctarank; mov.u32 %r3, smem; mbarrier.init.shared.b64 [%r3], 1;
+    barrier.cluster.arrive; barrier.cluster.wait; setp.eq.u32 %p1, %r1, 1; @%p1 bra END;
+    mapa.shared::cluster.u32 %r4, %r3, 1; {access} END:"""
+    with pytest.raises(AddressError, match="CTA 1 of the cluster has ended"):
+        run(body, threads=1, ctas=2, cluster=2, smem=256)
+
+
 def test_cluster_launch_control_hands_out_the_rest_of_the_grid():
     out = np.zeros(8, np.uint32)
     body = (
