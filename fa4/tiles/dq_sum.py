@@ -16,12 +16,11 @@ VECTOR = 4  # floats: 16 bytes
 def dq_layout(floats: int, sizes: tuple[Int32, Int32, Int32]) -> cute.Layout:
     """(floats of a block, block, head, batch) of the sum; sizes: blocks, heads, batch.
 
-    Strides have 64 bits, since a head of 2^24 rows has 2^31 floats at head dim 128.
+    A head's stride has 64 bits, and so has every offset: 2^24 rows are 2^31 floats at head dim 128.
     """
     blocks, heads, batch = sizes
-    block = cute.assume(Int64(floats), divby=floats)
     head = cute.assume(Int64(blocks) * floats, divby=floats)
-    return cute.make_layout((floats, blocks, heads, batch), stride=(1, block, head, head * heads))
+    return cute.make_layout((floats, blocks, heads, batch), stride=(1, floats, head, head * heads))
 
 
 def dq_vectors(registers: cute.Tensor) -> cute.Tensor:
