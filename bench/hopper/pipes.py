@@ -94,7 +94,10 @@ def below_aim(cell: Mapping[str, Any]) -> bool:
 
 def _best_peer(cell: Mapping[str, Any]) -> str:
     times = {name: i["ms"] for name, i in cell["implementations"].items() if i["ms"]}
-    return min(times.keys() - {OURS}, key=times.__getitem__)
+    peers = times.keys() - {OURS}
+    if not peers:
+        raise ValueError(f"{cell['name']}: no peer was measured; install the extra `peers`.")
+    return min(peers, key=times.__getitem__)
 
 
 def profile(pairs: list[list[str]], out: Path) -> list[dict[str, Any]]:
@@ -120,6 +123,8 @@ def profile(pairs: list[list[str]], out: Path) -> list[dict[str, Any]]:
 
 
 def _row(kernel: Mapping[str, float]) -> dict[str, Any]:
+    if missing := sorted(set(PIPES.values()) - set(kernel)):
+        raise NcuError(f"ncu measured no {', '.join(missing)}: has it a version for this GPU?")
     stalls = {r: kernel[STALL.format(r)] for r in REASONS if STALL.format(r) in kernel}
     total = sum(stalls.values())
     return {
