@@ -212,8 +212,7 @@ def section_sizes(plan: BasePlan, heads: int, tiles: int, fitting: int) -> dict[
     keys), far more than the misses in L2 do. Where CTAs take what falls to them, every section
     must be even.
     """
-    at_end = -(-2 * CHIPS[plan.arch].sms // max(1, tiles)) if plan.longest_first else 1
-    least = min(heads, at_end)
+    least = -(-2 * CHIPS[plan.arch].sms // max(1, tiles)) if plan.longest_first else 1
     if not plan.on_demand:
         fitting = least = max(fitting, least)
     section = min(fitting, heads)

@@ -143,10 +143,10 @@ class HopperBackwardPlan(BackwardPlan):
         """The pipeline edges of this plan's kernel."""
         return hopper_backward_edges(SLOTS, self.tuning.stages)
 
-    def smem(self) -> SharedMemoryMap:
-        """Offsets in shared memory."""
+    def buffers(self) -> dict[str, int]:
+        """Bytes of the buffers in shared memory, in their order."""
         tuning, ds_bytes = self.tuning, DS_STAGES * self.m_tile * self.n_block * DTYPE_BYTES
-        buffers = {
+        return {
             "sTile": SLOTS * SLOT_WORDS * 4,
             "sLSE": tuning.stages * self.row_bytes,
             "sDelta": tuning.stages * self.row_bytes,
@@ -158,7 +158,10 @@ class HopperBackwardPlan(BackwardPlan):
             "sP": ds_bytes if tuning.columns_split else 0,
             "sdQ": self.dq_block_floats * FLOAT_BYTES,
         }
-        return shared_memory_map(self.edges(), buffers)
+
+    def smem(self) -> SharedMemoryMap:
+        """Offsets in shared memory."""
+        return shared_memory_map(self.edges(), self.buffers())
 
     @property
     def gradient_places(self) -> dict[str, tuple[str, int]]:
@@ -197,6 +200,18 @@ class HopperBackwardPlan(BackwardPlan):
             f"{self.name}: {self.dq_tiles} tiles of dQ for {self.tuning.warpgroups} warpgroups, "
             "which take one each. Change dq_columns.",
         )
+        self._check_gradients()
+
+    def _check_gradients(self) -> None:
+        """Raise ValueError when dK or dV would reach over the end of the buffer it leaves by."""
+        nbytes, buffers = {"dK": self.k_block_bytes, "dV": self.v_block_bytes}, self.buffers()
+        for gradient, (buffer, offset) in self.gradient_places.items():
+            end = offset + nbytes[gradient]
+            require(
+                end <= buffers[buffer],
+                f"{self.name}: {gradient} of {self.n_block} keys ends at byte {end} of {buffer}, "
+                f"which has {buffers[buffer]}. Take fewer warpgroups or a larger m_block.",
+            )
 
 
 def hopper_backward_plan(dims: tuple[int, int], options: dict[str, object]) -> HopperBackwardPlan:

@@ -135,9 +135,9 @@ def backward_edges(q_stages: int, do_stages: int) -> tuple[Edge, ...]:
 def hopper_backward_edges(slots: int, stages: int) -> tuple[Edge, ...]:
     """Edges of the Hopper backward kernel: a CTA takes key blocks, and query blocks pass by.
 
-    The load warp brings dO after Q, and a block's Q is handed back after its dO. dS has two
-    buffers: whoever writes one of them has seen ds_written of the other, which every warp signals
-    after its products with the former dS.
+    The load warp brings V after K and dO after Q; K and Q are handed back after all reads of V and
+    dO. dS has two buffers: whoever writes one of them has seen ds_written of the other, which every
+    warp signals after its products with the former dS.
     """
     tma, warps = Kind.TMA, Kind.WARPS
     rows = (
@@ -145,7 +145,7 @@ def hopper_backward_edges(slots: int, stages: int) -> tuple[Edge, ...]:
         ("tile_assigned", "load", "compute", warps, slots, "warps", "the next tile is known"),
         ("dq_assigned", "load", "reduce", warps, slots, "warps", "it is known whose dQ comes"),
         ("k_loaded", "load", "compute", tma, 1, "warps", "a tile's keys are in smem"),
-        ("v_loaded", "load", "compute", tma, 1, "warps", "a tile's values are in smem"),
+        ("v_loaded", "load", "compute", tma, 1, "k_loaded", "a tile's values are in smem"),
         ("q_loaded", "load", "compute", tma, stages, "warps", "a Q block and its LSE are in smem"),
         ("do_loaded", "load", "compute", tma, stages, "q_loaded", "its dO and delta are in smem"),
         ("ds_written", "compute", "compute", warps, 2, "ds_written", "dS of all keys is in smem"),

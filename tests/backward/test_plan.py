@@ -2,8 +2,9 @@
 
 import pytest
 
+from fa4.pipeline.storage import TILE_ALIGN
 from fa4.plan_backward import plan_backward
-from fa4.plan_hopper_backward import TUNED, HopperBackwardPlan
+from fa4.plan_hopper_backward import TUNED, TUNED_SOFTCAP, HopperBackwardPlan
 from fa4.problem import example_problem
 from tests.backward.plans import names_roles_and_has_labels, refuses
 
@@ -64,6 +65,32 @@ def test_tiles_cover_dq_and_the_key_block(dims: tuple[int, int]) -> None:
 )
 def test_tunings_that_cannot_work_are_refused(changes: dict[str, object], message: str) -> None:
     refuses(plan(), changes, message)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+@pytest.mark.parametrize("dims", sorted(TUNED), ids=str)
+def test_gradients_leave_through_places_of_their_own(dims: tuple[int, int], softcap: float) -> None:
+    found = plan(dims, softcap=softcap)
+    assert found.tuning is (TUNED_SOFTCAP if softcap else TUNED)[dims]
+    smem = found.smem()
+    ends = [*sorted(smem.tiles.values())[1:], smem.nbytes]
+    end_of = dict(zip(sorted(smem.tiles, key=smem.tiles.get), ends, strict=True))
+    spans = []
+    for gradient, columns in zip(("dK", "dV"), dims, strict=True):
+        buffer, offset = found.gradient_places[gradient]
+        assert buffer in ("sdS", "sdQ")  # the others are loaded meanwhile, or read by other warps
+        start = smem.tiles[buffer] + offset
+        spans.append((start, start + found.n_block * columns * 2))
+        assert start % TILE_ALIGN == 0
+        assert spans[-1][1] <= end_of[buffer]
+    (_, first_end), (second, _) = sorted(spans)
+    assert first_end <= second
+
+
+def test_gradients_that_do_not_fit_are_refused() -> None:
+    changes = {"warpgroups": 3, "dq_columns": 32, "registers": (160, 32)}
+    message = "dK of 192 keys ends at byte 36864 of sdQ, which has 24576.*fewer warpgroups"
+    refuses(plan((96, 96)), changes, message)
 
 
 def test_edges_name_roles_and_have_labels() -> None:

@@ -53,8 +53,9 @@ class BackwardCompute:
 
     Keys are the rows of all but dQ, so that P^T and dS^T can be operands straight from registers.
     Waits: tile_assigned, k_loaded, v_loaded, q_loaded, do_loaded, ds_written, the release of
-    dq_written. Signals: the release of the first four, ds_written, dq_written.
-    Owns: sdS, sP, sdQ. The end of a tile is in store.py. Registers: plan.roles["compute"].
+    dq_written. Signals: the release of tile_assigned, k_loaded and q_loaded, ds_written,
+    dq_written. Owns: sdS, sP, sdQ. The end of a tile is in store.py. Registers:
+    plan.roles["compute"].
     """
 
     plan: HopperBackwardPlan
@@ -124,7 +125,6 @@ class BackwardCompute:
                 end = (block, masked, False)
                 rings = self._block(f, smem, pipes, place, pointwise, end, rings)
         pipes.k_loaded.release(0)
-        pipes.v_loaded.release(0)
         return rings
 
     def _place(self) -> Place:

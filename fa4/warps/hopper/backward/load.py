@@ -25,8 +25,8 @@ class BackwardLoad:
     """Order: per query block Q with its LSE and dO with its delta; K and V behind the first of
     them, since their place is free later: when the products of the tile before are done.
 
-    Waits: the release of tile_assigned, dq_assigned, k_loaded, v_loaded, q_loaded. Signals: all of
-    them, and do_loaded. Registers: plan.roles["load"].
+    Waits: the release of tile_assigned, dq_assigned, k_loaded, q_loaded. Signals: all of them,
+    v_loaded and do_loaded. Registers: plan.roles["load"].
     """
 
     plan: HopperBackwardPlan
@@ -110,7 +110,6 @@ class BackwardLoad:
         mbarrier = pipes.k_loaded.expect(0, plan.k_block_bytes)
         for t in cutlass.range_constexpr(plan.key_tiles):
             k.load(tile.m * plan.key_tiles + t, t, mbarrier)
-        pipes.v_loaded.acquire(0, phase)
         mbarrier = pipes.v_loaded.expect(0, plan.v_block_bytes)
         for t in cutlass.range_constexpr(plan.key_tiles):
             v.load(tile.m * plan.key_tiles + t, t, mbarrier)
