@@ -12,13 +12,13 @@ from fa4.pipeline.check import Ledger
 from fa4.pipeline.pipes import HopperBackwardPipes, build_pipes, init_barriers
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows, BackwardTma
-from fa4.tiles.hopper_backward_bundles import backward_carve
+from fa4.tiles.hopper_backward_bundles import hopper_backward_carve
 from fa4.tiles.hopper_backward_layouts import hopper_backward_layouts
 from fa4.tiles.tile_queue import tile_slots
 from fa4.warps.backward.work import BackwardWork
-from fa4.warps.hopper.backward.compute import BackwardCompute
-from fa4.warps.hopper.backward.load import BackwardLoad
-from fa4.warps.hopper.backward.reduce import BackwardReduce
+from fa4.warps.hopper.backward.compute import HopperBackwardCompute
+from fa4.warps.hopper.backward.load import HopperBackwardLoad
+from fa4.warps.hopper.backward.reduce import HopperBackwardReduce
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class HopperBackward:
         ledger = Ledger()
         base = SmemAllocator().allocate(smem_map.nbytes, byte_alignment=1024)
         pipes = build_pipes(plan, HopperBackwardPipes, base, ledger)
-        smem = backward_carve(plan, hopper_backward_layouts(plan), base)
+        smem = hopper_backward_carve(plan, hopper_backward_layouts(plan), base)
         slots = tile_slots(base + smem_map.tiles["sTile"])
         if warp == roles["load"].first:
             with cute.arch.elect_one():
@@ -47,11 +47,13 @@ class HopperBackward:
 
         if warp >= roles["compute"].first:
             cute.arch.setmaxregister_increase(roles["compute"].registers)
-            BackwardCompute(plan).run(tma, smem, slots, pipes.seen_by("compute"), work, scales)
+            HopperBackwardCompute(plan).run(
+                tma, smem, slots, pipes.seen_by("compute"), work, scales
+            )
         else:
             cute.arch.setmaxregister_decrease(roles["load"].registers)
             if warp == roles["load"].first:
-                BackwardLoad(plan).run(tma, smem, rows, slots, pipes.seen_by("load"), work)
+                HopperBackwardLoad(plan).run(tma, smem, rows, slots, pipes.seen_by("load"), work)
             if (warp >= roles["reduce"].first) & (warp < roles["reduce"].end):
-                BackwardReduce(plan).run(smem, rows, slots, pipes.seen_by("reduce"), work)
+                HopperBackwardReduce(plan).run(smem, rows, slots, pipes.seen_by("reduce"), work)
         ledger.check(plan.edges())

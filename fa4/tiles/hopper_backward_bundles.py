@@ -12,7 +12,7 @@ from fa4.tiles.hopper_backward_layouts import HopperBackwardLayouts
 
 
 @dataclass(frozen=True)
-class BackwardSmem:
+class HopperBackwardSmem:
     """sK, sV (64, D or Dv, key tile), sQ, sdO (m, D or Dv, stage), sP, sdS (m, 64, key tile and
     stage), sLSE, sDelta (m, stage), sdQ (floats), and in the place of others sdK, sdV like sK, sV.
     """
@@ -30,13 +30,13 @@ class BackwardSmem:
     dv: cute.Tensor
 
 
-def backward_carve(
+def hopper_backward_carve(
     plan: HopperBackwardPlan, layouts: HopperBackwardLayouts, smem: cute.Pointer
-) -> BackwardSmem:
+) -> HopperBackwardSmem:
     """Tensors at the places of the plan's map, in the shared memory that starts at `smem`."""
     carver, places = Carver(plan, smem), plan.gradient_places
     (dk, dk_offset), (dv, dv_offset) = places["dK"], places["dV"]
-    return BackwardSmem(
+    return HopperBackwardSmem(
         k=carver.tile("sK", layouts.k),
         v=carver.tile("sV", layouts.v),
         q=carver.tile("sQ", layouts.q),

@@ -19,7 +19,7 @@ from fa4.plan_hopper_backward import DS_STAGES, HopperBackwardPlan
 from fa4.tiles.accumulator import accumulator
 from fa4.tiles.backward_bundles import BackwardTma
 from fa4.tiles.dq_sum import dq_target, dq_vectors
-from fa4.tiles.hopper_backward_bundles import BackwardSmem
+from fa4.tiles.hopper_backward_bundles import HopperBackwardSmem
 from fa4.tiles.hopper_backward_layouts import dq_mma, keys_mma, scores_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import parts, transposed
@@ -48,7 +48,7 @@ class Rings:
 
 
 @dataclass(frozen=True)
-class BackwardCompute:
+class HopperBackwardCompute:
     """S^T = K Q^T, dP^T = V dO^T, P^T, dS^T, then dV += P^T dO, dK += dS^T Q, dQ = dS K.
 
     Keys are the rows of all but dQ, so that P^T and dS^T can be operands straight from registers.
@@ -64,7 +64,7 @@ class BackwardCompute:
     def run(
         self,
         tma: BackwardTma,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         slots: TileSlots,
         pipes: HopperBackwardPipes,
         work: BackwardWork,
@@ -97,7 +97,7 @@ class BackwardCompute:
     def _tile(
         self,
         f: Fragments,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         place: Place,
         pointwise: Pointwise,
@@ -156,7 +156,7 @@ class BackwardCompute:
     def _first_scores(
         self,
         f: Fragments,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         place: Place,
         count: Int32,
@@ -172,7 +172,7 @@ class BackwardCompute:
     def _block(
         self,
         f: Fragments,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         place: Place,
         pointwise: Pointwise,
@@ -211,7 +211,7 @@ class BackwardCompute:
     def _dq_then_dk(
         self,
         f: Fragments,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         place: Place,
         rings: Rings,
@@ -232,7 +232,7 @@ class BackwardCompute:
     def _dk_then_dq(
         self,
         f: Fragments,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         place: Place,
         ahead: cutlass.Constexpr[bool],
@@ -305,7 +305,9 @@ class BackwardCompute:
         warpgroup.commit_group()
 
     @cute.jit
-    def _grad_q(self, target: cute.Tensor, smem: BackwardSmem, place: Place, stage: Int32) -> None:
+    def _grad_q(
+        self, target: cute.Tensor, smem: HopperBackwardSmem, place: Place, stage: Int32
+    ) -> None:
         """Issue this warpgroup's tile of dQ = dS K, summed over the CTA's keys."""
         plan, mma = self.plan, dq_mma(self.plan)
         thread = mma.get_slice(0)
@@ -337,7 +339,7 @@ class BackwardCompute:
     def _hand_over(
         self,
         dq: cute.Tensor,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         place: Place,
         count: Int32,

@@ -14,14 +14,14 @@ from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows, BackwardTma, block_of, tiles_of
 from fa4.tiles.bulk import load_floats
 from fa4.tiles.bundles import Source
-from fa4.tiles.hopper_backward_bundles import BackwardSmem
+from fa4.tiles.hopper_backward_bundles import HopperBackwardSmem
 from fa4.tiles.scheduler import WorkTile
 from fa4.tiles.tile_queue import END, FRESH, SLOTS, TileCounter, TileSlots
 from fa4.warps.backward.work import BackwardWork
 
 
 @dataclass(frozen=True)
-class BackwardLoad:
+class HopperBackwardLoad:
     """Order: per query block Q with its LSE and dO with its delta; K and V behind the first of
     them, since their place is free later: when the products of the tile before are done.
 
@@ -35,7 +35,7 @@ class BackwardLoad:
     def run(
         self,
         tma: BackwardTma,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         rows: BackwardRows,
         slots: TileSlots,
         pipes: HopperBackwardPipes,
@@ -68,7 +68,7 @@ class BackwardLoad:
     def _load_tile(
         self,
         tma: BackwardTma,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         rows: BackwardRows,
         pipes: HopperBackwardPipes,
         work: BackwardWork,
@@ -98,7 +98,7 @@ class BackwardLoad:
     def _load_keys(
         self,
         tma: BackwardTma,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         tile: WorkTile,
         phase: Int32,
@@ -118,7 +118,7 @@ class BackwardLoad:
     def _load_q(
         self,
         q: Source,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         rows: BackwardRows,
         pipes: HopperBackwardPipes,
         where: tuple[Int32, Int32, Int32],
@@ -133,7 +133,7 @@ class BackwardLoad:
     def _load_do(
         self,
         do: Source,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         rows: BackwardRows,
         pipes: HopperBackwardPipes,
         where: tuple[Int32, Int32, Int32],

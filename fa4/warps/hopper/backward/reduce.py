@@ -14,13 +14,13 @@ from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows
 from fa4.tiles.bulk import add_floats
 from fa4.tiles.dq_turn import DqTurn
-from fa4.tiles.hopper_backward_bundles import BackwardSmem
+from fa4.tiles.hopper_backward_bundles import HopperBackwardSmem
 from fa4.tiles.tile_queue import END, SLOTS, Assignment, TileSlots
 from fa4.warps.backward.work import BackwardWork
 
 
 @dataclass(frozen=True)
-class BackwardReduce:
+class HopperBackwardReduce:
     """dQ += over all key blocks, in float32, by bulk reductions.
 
     Waits: dq_assigned, dq_written and, if deterministic, for its turn among the CTAs. Signals: the
@@ -34,7 +34,7 @@ class BackwardReduce:
     @cute.jit
     def run(
         self,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         rows: BackwardRows,
         slots: TileSlots,
         pipes: HopperBackwardPipes,
@@ -54,7 +54,7 @@ class BackwardReduce:
     @cute.jit
     def _tile(
         self,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         rows: BackwardRows,
         pipes: HopperBackwardPipes,
         work: BackwardWork,

@@ -17,7 +17,7 @@ from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardTma, tiles_of
 from fa4.tiles.bundles import TmaTensor
-from fa4.tiles.hopper_backward_bundles import BackwardSmem
+from fa4.tiles.hopper_backward_bundles import HopperBackwardSmem
 from fa4.tiles.hopper_backward_layouts import keys_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import parts
@@ -39,7 +39,7 @@ class GradientStore:
     def run(
         self,
         tma: BackwardTma,
-        smem: BackwardSmem,
+        smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
         gradients: tuple[cute.Tensor, cute.Tensor],
         where: tuple[Int32, Assignment, Int32],
