@@ -57,6 +57,16 @@ def _packed(statement: Statement) -> str:
     return "\n".join([*lines, f"mov.b64 {target}, {{fa4_d0, fa4_d1}};"])
 
 
+def _mixed(statement: Statement) -> str:
+    """float32 += product of 16-bit numbers, which float32 holds exactly."""
+    operation, _, kind = statement.opcode.rpartition(".")
+    target, *factors, added = statement.operands
+    lines = [".reg .b32 fa4_x, fa4_y;"]
+    names = ("fa4_x", "fa4_y")
+    lines += [f"cvt.f32.{kind} {n}, {f};" for n, f in zip(names, factors, strict=True)]
+    return "\n".join([*lines, f"{operation} {target}, fa4_x, fa4_y, {added};"])
+
+
 def _place(address: str) -> str:
     """PTX that sets fa4_at to the cell of this thread at a tensor memory address."""
     return f"""
@@ -284,6 +294,7 @@ def _whole_cta(statement: Statement) -> str:
 # What is replaced, by a pattern of the whole opcode.
 COVERED: dict[str, Callable[[Statement], str]] = {
     r"(add|sub|mul|fma)(\.r[nzmp])?(\.ftz)?(\.sat)?\.f32x2": _packed,
+    r"fma(\.r[nzmp])?(\.sat)?\.f32\.b?f16": _mixed,
     r"tcgen05\.ld\.sync\.aligned\.32x32b\.x\d+\.b32": _load,
     r"tcgen05\.st\.sync\.aligned\.32x32b\.x\d+\.b32": _store,
     r"tcgen05\.wait::ld\.sync\.aligned": _nothing,
@@ -298,7 +309,9 @@ COVERED: dict[str, Callable[[Statement], str]] = {
     r"bar(\.cta)?\.(sync|arrive|red)\..*|bar(rier)?(\.cta)?\.sync(\.aligned)?": _whole_cta,
 }
 # No other instruction of these may stay: Hopper has none of them.
-BLACKWELL_ONLY = re.compile(r"tcgen05\..*|.*\.f32x2|clusterlaunchcontrol\..*|.*cta_group::.*")
+BLACKWELL_ONLY = re.compile(
+    r"tcgen05\..*|.*\.f32x2|(add|sub|fma)\..*\.f32\.b?f16|clusterlaunchcontrol\..*|.*cta_group::.*"
+)
 CLUSTER = re.compile(r"barrier\.cluster\..*")
 
 

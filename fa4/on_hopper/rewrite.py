@@ -30,6 +30,7 @@ _NAPPING = re.compile(
     r"mbarrier\.(try_wait|arrive)|bar(rier)?(\.cta)?\.(sync|arrive)|bar\.warp\.sync"
     r"|cp\.async\.bulk\.tensor|tcgen05\.(ld|st|commit|wait)"
 )
+_KERNEL = re.compile(r"(\.visible\s+|\.weak\s+)?\.entry\s+[^{]*\{")
 _THREADS = re.compile(r"\.reqntid\s+(\d+)\b(?:\s*,\s*1\b)*(?!\s*,)")
 
 
@@ -60,14 +61,23 @@ def rewrite(ptx: str, entry: str, modes: Modes | None = None) -> Rewritten:
     more = tensor_core.THREADS if "tcgen05." in text[header.body : end] else 0
     rewriter = _Rewriter(text, modes or Modes(), own, more)
     parts = (
-        _retarget(text[: header.start]),
+        _retarget(_without_kernels(text[: header.start])),
         _signature(text[header.start : header.body], entry, more),
         rewriter.prologue(),
         rewriter.body(header.body, end),
         tensor_core.program(own, rewriter.nap()) if more else "",
-        text[end:],
+        _without_kernels(text[end:]),
     )
     return Rewritten("".join(parts), entry, own + more, own, len(header.params))
+
+
+def _without_kernels(text: str) -> str:
+    """A part of the module without the kernels in it, which are not for Hopper."""
+    pieces, last = [], 0
+    for kernel in _KERNEL.finditer(text):
+        pieces.append(text[last : kernel.start()])
+        last = _closing_brace(text, kernel.end()) + 1
+    return "".join([*pieces, text[last:]])
 
 
 def _retarget(text: str) -> str:
