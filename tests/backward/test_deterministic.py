@@ -24,8 +24,8 @@ ORDERS = [
     *(("priority", seed, 4 + seed) for seed in range(2)),
 ]
 KERNELS = [  # head dims that are computed in different ways, and four blocks of keys
-    pytest.param("sm_90a", (64, 64), 400, id="own keys"),
-    pytest.param("sm_90a", (96, 96), 400, id="scores ahead"),
+    pytest.param("sm_90a", (64, 64), 400, id="dq by rows"),
+    pytest.param("sm_90a", (96, 96), 400, id="dq by columns"),
     pytest.param("sm_90a", (192, 128), 230, id="columns split"),
     pytest.param("sm_100a", (128, 128), 400, id="tensor memory"),
     pytest.param("sm_100a", (192, 128), 400, id="shared columns"),

@@ -15,8 +15,8 @@ from tests.backward.gradients import Tensors, differentiate, draw, upstream
 HOSTILE = [("late", 0), *((kind, seed) for seed in range(4) for kind in ("random", "priority"))]
 MANY_BLOCKS = [("late", 0), ("random", 0), ("priority", 0), ("priority", 1)]
 KINDS = [  # head dims that are computed in different ways, and keys of a CTA
-    pytest.param("sm_90a", (64, 64), 128, id="own keys"),
-    pytest.param("sm_90a", (96, 96), 128, id="scores ahead"),
+    pytest.param("sm_90a", (64, 64), 128, id="dq by rows"),
+    pytest.param("sm_90a", (96, 96), 128, id="dq by columns"),
     pytest.param("sm_90a", (192, 128), 64, id="columns split"),
     pytest.param("sm_100a", (128, 128), 128, id="tensor memory"),
     pytest.param("sm_100a", (96, 96), 128, id="three chunks of dQ"),
