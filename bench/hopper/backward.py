@@ -109,13 +109,21 @@ def _trials(options: argparse.Namespace) -> Iterator[Trial]:
         yield trial
 
 
+def upstream(out: torch.Tensor, lse: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of O and LSE; that of LSE is zero for every other seed."""
+    generator = torch.Generator().manual_seed(seed)
+    grad_out, grad_lse = (
+        torch.randn(t.shape, generator=generator).to(t.device, t.dtype) for t in (out, lse)
+    )
+    return grad_out, grad_lse * (seed % 2)
+
+
 def check_trial(trial: Trial) -> bool:
     """Gradients of a random problem by the error rule; prints what is wrong."""
     leaves = tuple(t.detach().requires_grad_() for t in trial.inputs("cuda"))
     try:
         out, lse = api.flash_attn_func(*leaves, return_lse=True, **trial.options)
-        grad_out = torch.randn_like(out)
-        grad_lse = torch.randn_like(lse) if trial.seed % 2 else torch.zeros_like(lse)
+        grad_out, grad_lse = upstream(out, lse, trial.seed)
         results = torch.autograd.grad((out, lse), leaves, (grad_out, grad_lse))
         inputs = tuple(t.detach() for t in leaves)
         agreement = reference.compare_gradients(

@@ -1,6 +1,9 @@
 """Which kernels are covered, what is left of sm_100a, and how a refusal reads."""
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,8 @@ from fa4.emulator.program import Program
 from fa4.on_hopper.instructions import BLACKWELL_ONLY, NotCovered
 from fa4.on_hopper.modes import Modes
 from fa4.on_hopper.rewrite import rewrite
+from fa4.plan_backward import plan_backward
+from fa4.problem import example_problem
 from tests.emulator.ptx_kernels import module
 from tests.on_hopper.kernels import kernel
 from tests.profile.variants import variants
@@ -35,6 +40,42 @@ def test_every_forward_variant_is_covered(plan):
     assert not any(opcode.startswith("setmaxnreg") for opcode in opcodes)
     for block in program.translation.flow.blocks:
         program.translation._compile(block, masked=True)
+
+
+@pytest.fixture(scope="module")
+def backward_kernels() -> dict[str, str]:
+    """The three kernels of a backward pass, rewritten, by name."""
+    ptx = artifacts(plan_backward(example_problem(64, dtype="float16"), "sm_100a")).ptx
+    entries = re.findall(r"\.entry\s+([\w$]+)", ptx)
+    assert len(entries) == 3
+    return {entry: rewrite(ptx, entry, EVERYTHING).ptx for entry in entries}
+
+
+def test_other_kernels_of_the_module_are_left_out(backward_kernels: dict[str, str]) -> None:
+    """They are for sm_100a, and a driver compiles all that a module holds."""
+    for entry, ptx in backward_kernels.items():
+        assert re.findall(r"\.entry\s+([\w$]+)", ptx) == [entry]
+        opcodes = re.findall(r"^\s*(?:@!?\S+\s+)?([a-z]\w*(?:\.[\w:]+)+)", ptx, re.MULTILINE)
+        assert opcodes
+        assert [opcode for opcode in opcodes if BLACKWELL_ONLY.fullmatch(opcode)] == []
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas of the CUDA toolkit")
+def test_ptxas_takes_the_kernels(backward_kernels: dict[str, str], tmp_path: Path) -> None:
+    for entry, ptx in backward_kernels.items():
+        source = tmp_path / f"{entry}.ptx"
+        source.write_text(ptx)
+        command = ["ptxas", "-arch=sm_90a", "-O1", str(source), "-o", str(tmp_path / "cubin")]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_products_of_16_bits_are_added_in_float32(kind: str) -> None:
+    made = rewrite(kernel(f"fma.rn.f32.{kind} %f1, %h1, %h2, %f3;"), "k").ptx
+    assert f"cvt.f32.{kind} fa4_x, %h1;" in made
+    assert f"cvt.f32.{kind} fa4_y, %h2;" in made
+    assert "fma.rn.f32 %f1, fa4_x, fa4_y, %f3;" in made
 
 
 def test_a_kernel_without_tensor_memory_gets_no_tensor_core():
