@@ -5,7 +5,7 @@ import torch
 
 import fa4
 from bench.hopper import accuracy, cells
-from bench.hopper.backward import parse
+from bench.hopper.backward import parse, upstream
 from bench.hopper.backward_implementations import backward_implementations, tuned
 from bench.hopper.cells import Cell
 from bench.hopper.measure import Bench, Measurement
@@ -97,3 +97,14 @@ def test_ours_and_its_variants_run(variant: dict, monkeypatch: pytest.MonkeyPatc
     with fa4.emulator.session(arch="sm_90a"):
         found = ours.output(ours.bind(inputs, True)())
     assert accuracy.gradient_error(found, BACKWARD.reference(inputs, True)).ok
+
+
+def test_upstream_gradients_belong_to_the_seed() -> None:
+    out, lse = torch.zeros(1, 8, 2, 4, dtype=torch.bfloat16), torch.zeros(1, 2, 8)
+    first, again, other = (upstream(out, lse, seed) for seed in (3, 3, 4))
+    assert first[0].dtype == out.dtype
+    assert first[0].equal(again[0])
+    assert first[1].equal(again[1])
+    assert not first[0].equal(other[0])
+    assert first[1].any()
+    assert not other[1].any()
