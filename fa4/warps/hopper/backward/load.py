@@ -49,7 +49,7 @@ class HopperBackwardLoad:
         cute.arch.griddepcontrol_wait()
         mode = Int32(FRESH)
         while mode != END:
-            # Two blocks are loaded ahead of their use: what waits here is this warp alone
+            # Loads run ahead of their use, so this warp alone waits for the answer
             number = counter.answer(counter.ask())
             if number >= work.schedule.num_tiles:
                 mode = Int32(END)
