@@ -121,9 +121,9 @@ class BackwardHost:
             heads_kv=heads_kv,
             batch=read.int32("batch"),
             sections=(read.int32("section"), read.int32("last_section")),
-            # The first keys are seen by the most rows. But where key blocks add to dQ in a fixed
-            # order, the last one first, a CTA must come after those it waits for; and since each
-            # walks queries downwards, those of a causal mask are ahead of it all the time.
+            # The first keys are seen by the most rows: longest first. But where they add to dQ in a
+            # fixed order, the last one first, a tile must come after those it waits for; and since
+            # each walks queries downwards, those of a causal mask are ahead of it all the time.
             descending=plan.deterministic,
         )
         visibility = QueryVisibility(see, plan.m_tile)

@@ -11,7 +11,7 @@ from fa4.variants import variants
 LONGEST = 8192
 LONGEST_BACKWARD = 1024  # five products per block in software, and a reference in float64
 EVERY = 21  # one problem of these has LONGEST queries and keys; the variants come round every 160
-# `fa4 verify` runs the other head dims too. A list of another length gives seeds another meaning.
+# A list of another length gives seeds another meaning.
 VARIANTS = variants("sm_100a")
 
 

@@ -18,9 +18,9 @@ class DqTurn:
     hands it on.
 
     `earlier` key blocks come before, and are tiles of smaller numbers, see BackwardHost. On Hopper
-    a CTA takes the numbers from a counter, so each tile waits for some that other CTAs have taken,
-    and the first one for none. On Blackwell a tile's number is its CTA's, and CTAs start in that
-    order: CUDA does not promise it; every GPU so far keeps it.
+    a CTA takes numbers from a counter and works on its tiles in that order, so each tile waits for
+    some that are under way, and the first one for none. On Blackwell a tile's number is its CTA's,
+    and CTAs start in that order: CUDA does not promise it; every GPU so far keeps it.
     """
 
     counter: cute.Pointer

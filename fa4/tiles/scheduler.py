@@ -27,13 +27,12 @@ class WorkTile:
 @dataclass(frozen=True)
 class TileSchedule:
     """The order of tiles. Who takes which number is the kernel's affair: on Blackwell's forward
-    CTA i takes i, i + grid, i + 2 grid, ..., on Hopper's what `TileQueue` gives it, and a CTA of a
-    backward pass its own alone.
+    CTA i takes i, i + grid, i + 2 grid, ..., on its backward its own alone; on Hopper a CTA takes
+    the next one from a counter, see tile_queue.py.
 
-    Heads are taken in sections whose keys and values fit in L2 together, but for the last section,
-    which may be larger. Within a section all heads of one m follow each other, and m ascends or
-    descends: with the longest tiles first (of a causal forward pass the last rows) the grid ends
-    evenly. See `tile_schedule`.
+    Heads are taken in sections, see `launch.section_sizes`: what they share fits in L2. Within a
+    section all heads of one m follow each other, and m ascends or descends: with the longest tiles
+    first (of a causal forward pass the last rows) the grid ends evenly. See `tile_schedule`.
 
     Divisors multiply and shift: a division by a number that only the launch knows takes 200 cycles,
     five of them in a row kept the load warp from its next tile.
@@ -43,7 +42,7 @@ class TileSchedule:
     num_heads: Int32  # over the whole batch
     heads: Divisor
     group: Divisor  # query heads per key/value head
-    section: Divisor  # heads whose K and V share L2
+    section: Divisor  # heads that share L2
     last_section: Divisor  # those of the last section
     section_tiles: Divisor
     before_last: Int32  # sections

@@ -158,8 +158,12 @@ def _session(subject: Subject, **options: object) -> emulator.Session:
 
 
 def same_bits(some: Tensors, others: Tensors) -> bool:
-    """Whether two results are equal."""
-    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+    """Whether two results are equal bit by bit."""
+
+    def bits(t: torch.Tensor) -> torch.Tensor:
+        return t.contiguous().view(torch.uint8)
+
+    return all(torch.equal(bits(a), bits(b)) for a, b in zip(some, others, strict=True))
 
 
 def _repeated(count: int, once: Callable[[int], str]) -> Outcome:

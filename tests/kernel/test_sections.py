@@ -27,12 +27,12 @@ def test_the_last_section_is_the_smallest_that_ends_evenly(arch: str, way: str, 
     take them on demand, so that all its sections must be even.
     """
     plan = made(arch, way, mask)
-    each = (arch, way) == ("sm_100a", "forward")
+    each = (arch, way, mask) == ("sm_100a", "forward", "causal")
     for heads, tiles, fitting in product((1, 2, 7, 64, 1000), (1, 3, 64, 999), (1, 5, 66, 4096)):
         at_end = next(n for n in range(1, 1000) if mask != "causal" or n * tiles >= 2 * SMS[arch])
         sizes = launch.section_sizes(plan, heads, tiles, fitting)
         section, last = sizes["section"], sizes["last_section"]
-        wanted = max(fitting, at_end) if each else fitting
+        wanted = next(n for n in range(fitting, 9999, fitting) if n >= at_end or not each)
         assert section == min(heads, wanted)
         enough = min(heads, wanted if each else at_end)
         assert last == min(n for n in range(heads, 0, -section) if n >= enough)
@@ -81,3 +81,11 @@ def test_sections_of_a_forward_pass(arch: str, section: int, last: int) -> None:
     assert launch.sections(asked, plan) == {"section": section, "last_section": last}
     at_end = next(n for n in range(128) if n * -(-2048 // plan.cta_rows) >= 2 * SMS[arch])
     assert last - section < at_end <= last
+
+
+def test_large_sections_keep_groups_together_too() -> None:
+    """None of 8 query heads on one of keys is in another section, where few heads fit in L2."""
+    asked = problem((2048, 131072), (128, 16), causal=True)
+    sizes = launch.sections(asked, plan_forward(asked, "sm_100a"))
+    assert all(heads % 8 == 0 for heads in sizes.values())
+    assert sizes["section"] * 2048 // (2 * 128) >= 2 * SMS["sm_100a"]

@@ -2,10 +2,9 @@
 
 Within a cluster the clocks decide. Between clusters nothing but releases and acquires at places in
 global memory orders anything; a release passes on all that its cluster has done so far, but of bulk
-stores only those that were waited for. That is more than the PTX ISA says, and so may hide a race
-but never makes one up. Reads of a range count
-from its first write on and before; of equally numbered actors of several clusters that read a
-word, the last one counts.
+stores only those that were waited for. To pass on everything is more than the PTX ISA says, and so
+may hide a race but never makes one up. Reads of a range count from its first write on and before;
+of equally numbered actors of several clusters that read a word, the last one counts.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ class HopperBackwardCompute:
     def _grad_q(
         self, target: cute.Tensor, smem: HopperBackwardSmem, place: Place, stage: Int32
     ) -> None:
-        """Issue this warpgroup's tile of dQ = dS K, summed over the CTA's keys."""
+        """Issue this warpgroup's tile of dQ = dS K, summed over the tile's keys."""
         plan, mma = self.plan, dq_mma(self.plan)
         thread = mma.get_slice(0)
         a = mma.make_fragment_A(thread.partition_A(parts(smem.ds, (ROWS, ROWS))))
@@ -344,7 +344,7 @@ class HopperBackwardCompute:
         place: Place,
         count: Int32,
     ) -> None:
-        """dQ to shared memory, for the reduce warp."""
+        """dQ to shared memory, for reduce."""
         pipes.dq_written.acquire(0, count & 1)
         threads = self.plan.dq_tile_threads
         target = dq_target(smem.dq, dq, place.group, place.thread, threads)

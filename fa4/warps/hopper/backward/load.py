@@ -1,4 +1,4 @@
-"""Load role of Hopper's backward: one warp brings K and V, then Q and dO block by block."""
+"""Load role of Hopper's backward: one warp assigns key blocks and brings what they need in."""
 
 from __future__ import annotations
 

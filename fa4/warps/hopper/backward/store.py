@@ -28,8 +28,8 @@ from fa4.tiles.tile_queue import Assignment
 class GradientStore:
     """Called by all compute warps once their last product is done.
 
-    dK and dV go where dQ and dS were. Once dQ of the last block is read, all warps have handed it
-    over, and so are done with all that they read of dS.
+    dK and dV go where dQ and dS were, see plan.gradient_places. Once dQ of the last block is read,
+    all warps have handed it over, and so are done with all that they read of dS.
     Waits: the release of dq_written. Owns: sdK, sdV.
     """
 
@@ -59,7 +59,7 @@ class GradientStore:
         self._store(tma.dv, smem.dv, tile)
         self._store(tma.dk, smem.dk, tile)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
-        self._sync()
+        self._sync()  # sdQ and sdS may be written again, for the next tile
 
     @cute.jit
     def _write(self, gradient: cute.Tensor, shared: cute.Tensor, group: Int32) -> None:
