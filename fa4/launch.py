@@ -60,9 +60,15 @@ def prepare(
             compile_forward(plan, emulated=False),
             rest,
             device.index,
-            torch.cuda.get_device_properties(device).multi_processor_count,
+            num_sms(device),
             tile_counters(device) if isinstance(plan, HopperPlan) else None,
         )
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """Of a CUDA device: as many CTAs as a persistent grid has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
@@ -18,12 +18,10 @@ from fa4.arguments import (
 from fa4.compile import compile_forward
 from fa4.emulator import current_session, session
 from fa4.emulator.hook import the_hook
-from fa4.launch import check_launch, check_session, labels, section_sizes, stream_of
+from fa4.launch import check_launch, check_session, labels, num_sms, section_sizes, stream_of
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import CHIPS, DTYPE_BYTES
 from fa4.problem import Problem
-
-L2_PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -64,19 +62,14 @@ def backward(problem: Problem, plan: BackwardPlan, tensors: BackwardTensors) -> 
         with torch.cuda.device(tensors.q.device):
             entry = compile_forward(plan, emulated=False)
             stream = torch._C._cuda_getCurrentRawStream(tensors.q.device.index)
-            block = _block(problem, plan, memory, _num_sms(tensors.q.device))
+            block = _block(problem, plan, memory, num_sms(tensors.q.device))
             check_launch(entry(block, stream), plan)
     else:
         _launch_in_session(problem, plan, memory)
 
 
-@cache
-def _num_sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _block(
-    problem: Problem, plan: BackwardPlan, memory: dict[str, torch.Tensor], num_sms: int
+    problem: Problem, plan: BackwardPlan, memory: dict[str, torch.Tensor], num_ctas: int
 ) -> bytes:
     """The argument block; `memory` are the tensors and the workspace."""
     values = {name: tensor.data_ptr() for name, tensor in memory.items()}
@@ -84,7 +77,7 @@ def _block(
     for name, floats in _parts_of_workspace(problem, plan).items():
         values[name] = at
         at += floats * FLOAT_BYTES
-    values["num_ctas"] = num_sms
+    values["num_ctas"] = num_ctas
     per_call = pack_backward_per_call(*(values.get(name, 0) for name in BACKWARD_PER_CALL))
     strides = tuple(memory[name].stride() for name in STRIDED)
     return per_call + _rest(problem, plan, strides)
@@ -145,6 +138,6 @@ def sections(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
     """
     row_bytes = (plan.head_dim + plan.head_dim_v) * DTYPE_BYTES + plan.head_dim * FLOAT_BYTES
     head_bytes = problem.seqlen_q * problem.group_size * row_bytes
-    fitting = max(1, CHIPS[plan.arch].l2_bytes // L2_PARTS // head_bytes)
+    fitting = max(1, CHIPS[plan.arch].l2_bytes // 3 // head_bytes)
     tiles = -(-problem.seqlen_k // plan.n_block)
     return section_sizes(plan, problem.heads_kv * problem.batch, tiles, fitting)

@@ -24,7 +24,7 @@ from bench.hopper.cuda import CudaDevice
 from bench.hopper.implementations import gemm
 from bench.hopper.measure import Bench
 from bench.hopper.passes import BACKWARD
-from bench.hopper.problems import Trial, draw
+from bench.hopper.problems import Trial, draw, upstream
 from bench.hopper.summary import BACKWARD_GOALS
 from bench.hopper.timing import Effort
 from fa4 import api, compile, reference
@@ -107,15 +107,6 @@ def _trials(options: argparse.Namespace) -> Iterator[Trial]:
             kernels.add(trial.kernel)
         count += 1
         yield trial
-
-
-def upstream(out: torch.Tensor, lse: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of O and LSE; that of LSE is zero for every other seed."""
-    generator = torch.Generator().manual_seed(seed)
-    grad_out, grad_lse = (
-        torch.randn(t.shape, generator=generator).to(t.device, t.dtype) for t in (out, lse)
-    )
-    return grad_out, grad_lse * (seed % 2)
 
 
 def check_trial(trial: Trial) -> bool:

@@ -176,3 +176,12 @@ def _bound(rng: random.Random, seqlen_k: int) -> int | None:
 
 def _bounded(bound: int | None) -> bool:
     return bound is not None and bound >= 0
+
+
+def upstream(out: torch.Tensor, lse: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random gradients of O and LSE; that of LSE is zero for every other seed."""
+    generator = torch.Generator().manual_seed(seed)
+    grad_out, grad_lse = (
+        torch.randn(t.shape, generator=generator).to(t.device, t.dtype) for t in (out, lse)
+    )
+    return grad_out, grad_lse * (seed % 2)

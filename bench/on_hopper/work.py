@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.hopper.fuzz import poison_free_memory
+from bench.hopper.problems import upstream
 from bench.on_hopper.trials import Task
 from fa4.on_hopper.modes import MODES
 from fa4.on_hopper.sessions import gpu_lost
@@ -84,12 +85,9 @@ def run_backward(task: Task) -> dict[str, Any]:
 
     trial, options = task.trial, task.trial.options
     inputs, problem = trial.inputs("cuda"), task.trial.problem()
-    device = inputs[0].device
-    generator = torch.Generator(device=device).manual_seed(trial.seed)
     with fa4.on_hopper.Session(MODES[task.mode], seed=trial.seed) as here:
         out, lse = fa4.flash_attn_func(*inputs, return_lse=True, **options)
-        grad_out = torch.randn(out.shape, generator=generator, device=device).to(out.dtype)
-        grad_lse = torch.randn(lse.shape, generator=generator, device=device)
+        grad_out, grad_lse = upstream(out, lse, trial.seed)
         grads = grad_out, grad_lse if trial.seed % 2 else None
         given = *grads, *inputs, out, lse
         results = torch.ops.fa4.attention_backward(*given, *fa4.ops.options_of(problem))

@@ -5,11 +5,12 @@ import torch
 
 import fa4
 from bench.hopper import accuracy, cells
-from bench.hopper.backward import parse, upstream
+from bench.hopper.backward import parse
 from bench.hopper.backward_implementations import backward_implementations, tuned
 from bench.hopper.cells import Cell
 from bench.hopper.measure import Bench, Measurement
 from bench.hopper.passes import BACKWARD
+from bench.hopper.problems import upstream
 from bench.hopper.summary import BACKWARD_GOALS, best_peer, report, summarise
 from fa4.plan_backward import plan_backward
 from fa4.problem import example_problem
