@@ -1,4 +1,7 @@
-"""Interleaved timing: A B C A B C ..., so that a drifting clock slows all of them alike.
+"""Interleaved timing, so that a drifting clock slows all implementations alike.
+
+Each follows each other equally often: at its power limit the card runs faster behind a kernel that
+draws little, and in one order, A B C A B C, that would always be for the good of the same one.
 
 A `Device` hides CUDA, so that the order and the arithmetic are tested without a GPU.
 """
@@ -6,9 +9,10 @@ A `Device` hides CUDA, so that the order and the arithmetic are tested without a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from statistics import median
 from typing import Any, Protocol
 
@@ -90,18 +94,31 @@ def estimate_ms(device: Device, call: Call, calls: int = 3) -> float:
     return max(device.elapsed(start, end) / calls, 1e-4)
 
 
+def balanced_orders(names: Sequence[str]) -> list[list[str]]:
+    """Orders in which each name stands in each place, and next behind each other, equally often.
+
+    Source: Williams, Experimental designs balanced for the estimation of residual effects, 1949.
+    """
+    n = len(names)
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(n)]
+    orders = [[names[(first + step) % n] for step in zigzag] for first in range(n)]
+    return orders + [order[::-1] for order in orders] if n % 2 else orders
+
+
 def interleave(
     device: Device, works: Mapping[str, Work], rounds: int, wait_between: bool
 ) -> dict[str, Samples]:
-    """Run every work once a round, in the order of `works`, and time it.
+    """Run every work once a round, in balanced orders, and time it.
 
     wait_between: synchronize before each sample, for the host's time of calls that find an empty
     queue. Otherwise the GPU never idles between samples, and its clocks stay where load puts them.
     """
     samples = {name: Samples() for name in works}
     marks = []
-    for _ in range(rounds):
-        for name, work in works.items():
+    orders = cycle(balanced_orders(list(works)))
+    for order in islice(orders, rounds):
+        for name in order:
+            work = works[name]
             if wait_between:
                 device.synchronize()
             with work.context():

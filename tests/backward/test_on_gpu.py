@@ -79,7 +79,7 @@ class Trainer:
     def __init__(self, deterministic: bool) -> None:
         blocks = [Block(deterministic) for _ in range(2)]
         self.model = nn.Sequential(*blocks).to("cuda", torch.bfloat16)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, capturable=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, capturable=True)
         self.x = torch.zeros(2, 777, 512, device="cuda", dtype=torch.bfloat16)
 
     def step(self) -> Tensor:

@@ -1,10 +1,12 @@
 """Order and arithmetic of the interleaved timing, on a clock that only fake kernels move."""
 
+from collections import Counter
 from contextlib import contextmanager
+from itertools import pairwise, permutations
 
 import pytest
 
-from bench.hopper.timing import Effort, Work, estimate_ms, interleave
+from bench.hopper.timing import Effort, Work, balanced_orders, estimate_ms, interleave
 from tests.bench.fakes import HOST_US, FakeDevice
 
 
@@ -16,10 +18,22 @@ def works(device, calls=2, **ms):
     }
 
 
-def test_every_round_runs_all_in_the_same_order():
+@pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd", "abcde"])
+def test_each_stands_everywhere_and_behind_each_other_equally_often(names):
+    """Then what one leaves behind, a cool card or a full L2, is for the good of all alike."""
+    orders = balanced_orders(list(names))
+    places = Counter((place, name) for order in orders for place, name in enumerate(order))
+    neighbours = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(places) == len(names) ** 2 and len(set(places.values())) == 1
+    assert set(neighbours) == set(permutations(names, 2)) and len(set(neighbours.values())) <= 1
+
+
+def test_every_round_runs_all_in_the_next_order():
     device = FakeDevice()
-    interleave(device, works(device, calls=2, a=1.0, b=2.0, c=3.0), 3, wait_between=False)
-    assert "".join(device.log) == "aabbcc" * 3
+    interleave(device, works(device, calls=2, a=1.0, b=2.0, c=3.0), 7, wait_between=False)
+    orders = ["".join(order) for order in balanced_orders(["a", "b", "c"])]
+    assert "".join(device.log[::2]) == "".join([*orders, orders[0]])
+    assert device.log[::2] == device.log[1::2]
 
 
 def test_times_are_per_launch_and_per_call():

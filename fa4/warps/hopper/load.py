@@ -20,7 +20,10 @@ from fa4.warps.work import Work
 
 @dataclass(frozen=True)
 class HopperLoad:
-    """Order: K of the last key block, Q of every warpgroup, V; then K V block by block.
+    """Order: K of the last key block, Q of every warpgroup; then K of a block, V of the one before.
+
+    That is the order in which stages become free: S = Q K^T of a block is issued before P V of the
+    one before.
 
     Waits: the release of tile_assigned, q_loaded, k_loaded, v_loaded.
     Signals: tile_assigned, q_loaded, k_loaded, v_loaded. Registers: plan.roles["load"].
@@ -109,21 +112,26 @@ class HopperLoad:
         q = Source(tma.q, *tma.q.partition(smem.q, cute.group_modes(gQ, 0, 2)))
         k = Source(tma.k, *tma.k.partition(smem.k, cute.group_modes(gK, 0, 2)))
         v = Source(tma.v, *tma.v.partition(smem.v, cute.group_modes(gV, 0, 2)))
-        for i in cutlass.range(last - first, unroll=1):
+        behind = ring.clone()
+        for i in cutlass.range(last - first + 1, unroll=1):
             block = last - 1 - i
-            # Not sooner: a CTA that holds its next tile early keeps it from one that is idle
-            if block == first and mode == FRESH:
-                asked = self._ask(queue)
-            pipes.k_loaded.acquire(ring.index, ring.phase)
-            k.load(block, ring.index, pipes.k_loaded.expect(ring.index, plan.k_block_bytes))
+            if block >= first:
+                # Not sooner: a CTA that holds its next tile early keeps it from one that is idle
+                if block == first and mode == FRESH:
+                    asked = self._ask(queue)
+                pipes.k_loaded.acquire(ring.index, ring.phase)
+                k.load(block, ring.index, pipes.k_loaded.expect(ring.index, plan.k_block_bytes))
             if i == 0:  # after K, whose stage is free sooner
                 for t in cutlass.range_constexpr(plan.q_tiles):
                     buffer = q_ring.index * plan.q_tiles + t
                     pipes.q_loaded.acquire(buffer, q_ring.phase)
                     mbarrier = pipes.q_loaded.expect(buffer, plan.q_tile_bytes)
                     q.load(tile.m * plan.q_tiles + t, buffer, mbarrier)
-            pipes.v_loaded.acquire(ring.index, ring.phase)
-            v.load(block, ring.index, pipes.v_loaded.expect(ring.index, plan.v_block_bytes))
+            else:
+                pipes.v_loaded.acquire(behind.index, behind.phase)
+                mbarrier = pipes.v_loaded.expect(behind.index, plan.v_block_bytes)
+                v.load(block + 1, behind.index, mbarrier)
+            behind = ring.clone()
             ring.advance()
         q_ring.advance()
-        return q_ring, ring, asked
+        return q_ring, behind, asked
