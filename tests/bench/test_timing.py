@@ -24,8 +24,10 @@ def test_each_stands_everywhere_and_behind_each_other_equally_often(names):
     orders = balanced_orders(list(names))
     places = Counter((place, name) for order in orders for place, name in enumerate(order))
     neighbours = Counter(pair for order in orders for pair in pairwise(order))
-    assert len(places) == len(names) ** 2 and len(set(places.values())) == 1
-    assert set(neighbours) == set(permutations(names, 2)) and len(set(neighbours.values())) <= 1
+    assert len(places) == len(names) ** 2
+    assert len(set(places.values())) == 1
+    assert set(neighbours) == set(permutations(names, 2))
+    assert len(set(neighbours.values())) <= 1
 
 
 def test_every_round_runs_all_in_the_next_order():
