@@ -66,8 +66,8 @@ TUNED = (
     Line((128, 128), HopperTuning(3, 64, 3, 2, (160, 24))),
     Line((192, 128), HopperTuning(3, 64, 2, 2, (160, 24))),
     Line((192, 192), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=1)),
-    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), masked=True, most_keys=LONG),
-    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), masked=False, most_keys=1024),
+    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), masked=True),
+    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), most_keys=2048),
     Line((256, 256), HopperTuning(2, 80, 2, 1, (240, 24))),
 )
 
