@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fa4 import plan_backward_blackwell as blackwell
-from fa4 import plan_hopper_backward
+from fa4 import plan_hopper_backward, reference
+from tests.asked import problem_of
 from tests.backward.gradients import check, differentiate, draw, upstream
 from tests.matrix.cases import LAYOUTS, Case
 
@@ -49,6 +50,18 @@ LONG = [
 )
 def test_kinds_of_kernels(dims: tuple[int, int], mask: str, dtype: torch.dtype) -> None:
     check(draw((333, 257), dims=dims, dtype=dtype), **MASKS[mask])
+
+
+@pytest.mark.parametrize(("size", "seed"), [(1, 49), (4, 46), (8, 77)])
+def test_few_scores(size: int, seed: int) -> None:
+    """Four rows see one to four keys: what torch rounds cancels for these dO."""
+    q, k, v = draw((84, 4), heads=(1, 1))
+    inputs, generator = (q, size * k, v), torch.Generator().manual_seed(seed)
+    grads = torch.randn(q.shape, generator=generator).to(q.dtype), None
+    results = differentiate(inputs, grads, causal=True)
+    problem = problem_of(*inputs, causal=True)
+    agreement = reference.compare_gradients(problem, inputs, grads, results)
+    assert agreement.ok, agreement
 
 
 @pytest.mark.parametrize(
