@@ -10,7 +10,8 @@ import torch
 
 from fa4 import api, reference
 from fa4.pipeline import diagram
-from fa4.plan import Plan, plan_forward
+from fa4.plan import plan_forward
+from fa4.plan_base import BasePlan
 from fa4.problem import default_scale, example_problem
 
 PROBLEM = example_problem(
@@ -28,9 +29,9 @@ class Run:
     instructions: dict[str, int]
 
 
-def demo_plan() -> Plan:
-    """The plan of the demo's kernel."""
-    return plan_forward(PROBLEM, api.emulated_arch())
+def demo_plan(arch: str) -> BasePlan:
+    """The plan of the demo's kernel for an architecture."""
+    return plan_forward(PROBLEM, arch)
 
 
 def demo_main(argv: list[str]) -> int:
@@ -40,17 +41,18 @@ def demo_main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     start = time.perf_counter()
     inputs = _inputs(arguments.seed)
-    gpu = _native_gpu()
+    gpu = native_gpu()
+    arch = demo_arch(gpu)
     print(
         "fa4 demo: causal GQA, batch 1, 512 x 512, heads 4/2, head dim 128, bfloat16, random data"
     )
     if gpu is None:
-        print(f"no Blackwell GPU: the compiled {api.emulated_arch()} kernel runs in the emulator\n")
+        print(f"no Hopper or Blackwell GPU: the compiled {arch} kernel runs in the emulator\n")
         run = run_emulated(inputs)
     else:
-        print(f"running natively on {torch.cuda.get_device_name(gpu)}\n")
+        print(f"the {arch} kernel runs natively on {torch.cuda.get_device_name(gpu)}\n")
         run = run_native(inputs, gpu)
-    print(diagram.render(demo_plan()))
+    print(diagram.render(demo_plan(arch)))
     agreement = reference.compare(PROBLEM, inputs, run.out, run.lse)
     print(_report(agreement, run, time.perf_counter() - start))
     return 0 if agreement.ok else 1
@@ -85,7 +87,12 @@ def _inputs(seed: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
 
 
-def _native_gpu() -> torch.device | None:
+def demo_arch(gpu: torch.device | None) -> str:
+    """What the demo's kernel is compiled for: the GPU, or the emulator without one."""
+    return api.emulated_arch() if gpu is None else api.native_arch(gpu)
+
+
+def native_gpu() -> torch.device | None:
     """The first GPU that has a kernel."""
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)

@@ -101,16 +101,16 @@ def devices() -> Iterator[Finding]:
 
 
 def _trial_compilation() -> Finding:
-    """Compile the plan of the demo (or find it in the cache); ptxas names itself in the cubin."""
+    """Compile the plan of the demo for what it would run on; ptxas names itself in the cubin."""
     from fa4.compile import artifacts
-    from fa4.demo import demo_plan
+    from fa4.demo import demo_arch, demo_plan, native_gpu
 
-    start = time.perf_counter()
-    cubin = artifacts(demo_plan()).cubin
+    start, arch = time.perf_counter(), demo_arch(native_gpu())
+    cubin = artifacts(demo_plan(arch)).cubin
     seconds = time.perf_counter() - start
     tool = re.search(rb"Cuda compilation tools, release [\d.]+, (V[\d.]+)", cubin)
     named = tool.group(1).decode() if tool else "version not in the cubin"
-    return Finding("compiler", f"works: forward kernel in {seconds:.1f} s, ptxas {named}")
+    return Finding("compiler", f"works: {arch} forward in {seconds:.1f} s, ptxas {named}")
 
 
 def _version(name: str) -> str | None:

@@ -72,7 +72,7 @@ class ForwardHost:
 
     @cute.jit
     def __call__(self, block: cute.Pointer, stream: cuda.CUstream) -> None:
-        """Launch the kernel on the values of a `ForwardArguments` at `block` in host memory."""
+        """Launch the kernel on the packed values (`fa4.arguments`) at `block` in host memory."""
         read = ArgumentReader(block)
         visibility = Visibility(
             seqlen_q=read.int32("seqlen_q"),
@@ -172,5 +172,5 @@ def _copy(info: cpasync.TmaInfo) -> TmaTensor:
 
 
 def argument_pointer(address: int) -> cute.Pointer:
-    """What `ForwardHost.__call__` takes as `block`, for a `ForwardArguments` at this address."""
+    """What `ForwardHost.__call__` takes as `block`: the packed values at this address."""
     return make_ptr(Int64, address, cute.AddressSpace.generic, assumed_align=8)

@@ -1,6 +1,7 @@
 """`fa4 demo` end to end in the emulator, and that it notices a wrong result."""
 
 import pytest
+import torch
 
 from fa4 import api, demo
 
@@ -10,6 +11,19 @@ def test_demo_agrees_and_reports(capsys):
     report = capsys.readouterr().out
     for words in ("emulator", "agrees with float32", "torch bf16", "softmax", "correction"):
         assert words in report
+
+
+def test_demo_shows_the_pipeline_of_what_ran(monkeypatch, capsys):
+    """On a Hopper GPU that is Hopper's; here the run itself is emulated."""
+    monkeypatch.setattr(demo, "native_gpu", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(api, "native_arch", lambda device: "sm_90a")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a Hopper")
+    monkeypatch.setattr(demo, "run_native", lambda inputs, gpu: demo.run_emulated(inputs))
+    assert demo.demo_main([]) == 0
+    report = capsys.readouterr().out
+    assert "the sm_90a kernel runs natively on a Hopper" in report
+    assert "tile_assigned" in report
+    assert "s_computed" not in report
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["out", "lse"])

@@ -135,7 +135,7 @@ def test_the_pipeline_in_the_readme_is_that_of_the_demo():
     from fa4.pipeline import diagram
 
     shown = re.search(r"```pipeline\n(.*?)\n?```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert shown.group(1) == diagram.render(demo_plan())
+    assert shown.group(1) == diagram.render(demo_plan("sm_100a"))
 
 
 def test_paths_in_the_readme_exist():
