@@ -70,7 +70,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=100, help="random problems to check first")
     parser.add_argument("--kernels", type=int, default=24, help="that the random problems use")
     parser.add_argument("--seed", type=int, default=0, help="of the first random problem")
-    parser.add_argument("--rounds", type=int, default=Effort.rounds, help="of interleaved timing")
+    parser.add_argument("--rounds", type=int, default=Effort.rounds, help="of timing, at least")
     parser.add_argument(
         "--tunings",
         nargs="*",

@@ -39,7 +39,7 @@ class Device(Protocol):
 class Effort:
     """How long and how often everything is measured."""
 
-    rounds: int = 8
+    rounds: int = 8  # at least: see `balanced_rounds`
     sample_ms: float = 10.0  # of one implementation in one round: replays of its graph
     max_launches: int = 100  # in one graph
     eager_rounds: int = 3
@@ -50,6 +50,15 @@ class Effort:
     def launches(self, estimate_ms: float) -> int:
         """Launches per graph; two at least, so that gaps between kernels are part of it."""
         return min(max(math.ceil(self.sample_ms / estimate_ms), 2), self.max_launches)
+
+    def balanced_rounds(self, implementations: int) -> int:
+        """`rounds`, or the next number that gives all orders of so many implementations alike.
+
+        A part of them would put one more often behind a peer that leaves the card cool: 8 rounds
+        for 4 implementations (4 orders), 10 for 5 (10 orders).
+        """
+        orders = len(balanced_orders([""] * implementations)) or 1
+        return math.ceil(self.rounds / orders) * orders
 
     def eager_calls(self, estimate_ms: float) -> int:
         """Eager calls per round."""

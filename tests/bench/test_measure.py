@@ -38,7 +38,18 @@ def test_right_kernels_are_timed():
     assert measurement.gemm_tflops == pytest.approx(2 * 8192**3 / 2e-3 / 1e12)
     assert measurement.clock_mhz == 1755
     timed = device.log[device.log.index("gemm") :]
-    assert [name for name in timed if name != "gemm"][:4] == ["ours", "peer"] * 2
+    turns = [name for name in timed if name != "gemm"]
+    assert turns[:4] == ["ours", "peer", "peer", "ours"]
+
+
+def test_all_orders_of_those_that_run_are_timed_equally_often():
+    """A missing peer has no place in an order: 8 rounds for 4, 10 for 5."""
+    for names, rounds in (("abcd", 8), ("abcde", 10)):
+        device = FakeDevice()
+        absent = Implementation("absent", None, None, missing="not installed")
+        kernels = [absent, *(implementation(device, name, 1.0) for name in ("ours", *names[1:]))]
+        outcomes = bench(device, *kernels).measure(CELL).outcomes
+        assert {len(outcomes[kernel.name].samples_ms) for kernel in kernels[1:]} == {rounds}
 
 
 def test_nobody_is_dropped():

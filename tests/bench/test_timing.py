@@ -87,6 +87,12 @@ def test_effort_follows_the_kernel(ms, launches, calls):
     assert (effort.launches(ms), effort.eager_calls(ms)) == (launches, calls)
 
 
+@pytest.mark.parametrize(("n", "rounds"), [(0, 8), (1, 8), (2, 8), (3, 12), (4, 8), (5, 10)])
+def test_rounds_hold_every_order_equally_often(n, rounds):
+    assert Effort().balanced_rounds(n) == rounds
+    assert Effort(rounds=1).balanced_rounds(n) == max(len(balanced_orders("abcdef"[:n])), 1)
+
+
 def test_estimate():
     device = FakeDevice()
     assert estimate_ms(device, lambda: device.launch("a", 3.0)) == pytest.approx(3.0, rel=0.01)
