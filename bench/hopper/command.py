@@ -1,4 +1,8 @@
-"""`python -m bench hopper`: TFLOPS of ours beside cuDNN, flash-attn-4 and FA2 on this GPU."""
+"""`python -m bench hopper`: TFLOPS of ours beside cuDNN, flash-attn-4, FA3 and FA2 on this GPU.
+
+FA3 is that of an installed vllm, or the library of its wheel (vllm_flash_attn/_vllm_fa3_C.abi3.so)
+whose path the environment variable FA3_LIBRARY gives.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,15 @@ from bench.hopper.measure import OK, Measurement
 from bench.hopper.summary import FORWARD_GOALS, Goals, ratio, summarise
 
 SCHEMA = 1
-PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "apache-tvm-ffi", "numpy")
+PACKAGES = (
+    "torch",
+    "triton",
+    "flash-attn-4",
+    "vllm",
+    "nvidia-cutlass-dsl",
+    "apache-tvm-ffi",
+    "numpy",
+)
 CARD = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
 
 

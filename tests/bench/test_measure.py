@@ -127,7 +127,7 @@ def test_one_wrong_row_is_an_error():
 
 def test_all_peers_are_listed_even_where_they_cannot_run():
     found = {i.name: i for i in implementations()}
-    assert list(found) == ["ours", "cudnn", "flash-attn-4", "fa2"]
+    assert list(found) == ["ours", "cudnn", "flash-attn-4", "fa3", "fa2"]
     assert [i.name for i in implementations(ours_only=True)] == ["ours"]
 
 

@@ -1,10 +1,12 @@
 """`python -m bench pipes` without a GPU: which cells, and the table."""
 
 import json
+import re
 
 import pytest
 
 from bench.hopper import pipes
+from bench.hopper.implementations import Implementation
 from bench.results import FOLDER
 
 MEASURED = json.loads((FOLDER / "hopper.json").read_text())["cells"]
@@ -32,6 +34,20 @@ def test_each_cell_is_taken_with_its_best_peer() -> None:
 def test_an_unknown_cell_is_named() -> None:
     with pytest.raises(ValueError, match="d65 full 4k; there are d64 full 512"):
         pipes.chosen(MEASURED, ["d65 full 4k"])
+
+
+def test_a_missing_peer_is_named_before_anything_is_profiled() -> None:
+    known = [Implementation("ours", None, None), Implementation("fa3", None, None, missing="why")]
+    pipes.refuse_missing([["d64 full 512", "ours"]], known)
+    with pytest.raises(ValueError, match="fa3, the best peer of d64 full 512, is missing: why"):
+        pipes.refuse_missing([["d64 full 512", "ours"], ["d64 full 512", "fa3"]], known)
+
+
+def test_of_fa3s_two_kernels_the_attention_is_profiled() -> None:
+    kernels = ("fa4_fwd_d64", "cudnn_generated_fort", "kernel_cutlass", "flash_fwd_kernel")
+    for kernel in (*kernels, "device_kernel"):
+        assert re.match(pipes.ATTENTION, kernel), kernel
+    assert not re.match(pipes.ATTENTION, "prepare_varlen_num_blocks_kernel")
 
 
 def test_stalls_are_shares_and_the_largest_are_shown() -> None:
