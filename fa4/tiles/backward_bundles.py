@@ -23,6 +23,15 @@ class BackwardTma:
 
 
 @dataclass(frozen=True)
+class RowBlock:
+    """Which block of query rows: its number within the sequence, its query head and batch."""
+
+    index: Int32
+    head: Int32
+    batch: Int32
+
+
+@dataclass(frozen=True)
 class BackwardRows:
     """Per query row, padded to whole blocks of queries.
 
@@ -38,22 +47,20 @@ class BackwardRows:
     turns: cute.Tensor | None
     counter: cute.Tensor | None
 
-    def where(self, number: Int32) -> tuple[Int32, Int32, Int32]:
-        """(block, head, batch) of a CTA that has a block of rows; numbers run in this order."""
+    def block(self, number: Int32) -> RowBlock:
+        """That of a CTA which has one; numbers count blocks, then heads, then batch."""
         blocks, heads = cute.size(self.dq, mode=[1]), cute.size(self.dq, mode=[2])
-        return number % blocks, number // blocks % heads, number // blocks // heads
+        return RowBlock(number % blocks, number // blocks % heads, number // blocks // heads)
 
 
 def tiles_of(
-    copy: TmaTensor, smem: cute.Tensor, where: tuple[Int32, Int32], box: tuple[int, int]
+    copy: TmaTensor, smem: cute.Tensor, head: Int32, batch: Int32, box: tuple[int, int]
 ) -> Source:
-    """Tiles of `box` rows and columns of one (head, batch), and the stages they are copied to."""
-    head, batch = where
+    """Tiles of `box` rows and columns of one head, and the stages they are copied to."""
     tiles = cute.local_tile(copy.tensor[None, None, head, batch], box, (None, 0))
     return Source(copy, *copy.partition(smem, cute.group_modes(tiles, 0, 2)))
 
 
-def block_of(values: cute.Tensor, where: tuple[Int32, Int32, Int32], rows: int) -> cute.Tensor:
-    """`rows` values (Sq, H, B) of one (block, head, batch)."""
-    block, head, batch = where
-    return cute.local_tile(values[None, head, batch], (rows,), (block,))
+def block_of(values: cute.Tensor, at: RowBlock, rows: int) -> cute.Tensor:
+    """Those of `values` (Sq, H, B) that a block of `rows` has."""
+    return cute.local_tile(values[None, at.head, at.batch], (rows,), (at.index,))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fa4.numerics.mask import BlockMask, first_cut
 
@@ -19,6 +19,10 @@ class BlockRange:
     full_first: Int32
     full_last: Int32
     last: Int32
+
+    def masked(self, block: Int32) -> Boolean:
+        """Whether some scores of a block are hidden."""
+        return (block < self.full_first) | (block >= self.full_last)
 
 
 @dataclass(frozen=True)

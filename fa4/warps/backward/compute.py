@@ -71,10 +71,10 @@ class BackwardCompute:
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.q_stages)
         phase, block = Int32(0), blocks.first
         for _ in cutlass.range(work.count(tile), unroll=1):
-            masked = (block < blocks.full_first) | (block >= blocks.full_last)
+            masked = blocks.masked(block)
             pipes.rows_loaded.wait(ring.index, ring.phase)
             scores = self._probabilities(
-                x, smem.lse[None, ring.index], pipes, work, scales, (block, masked, phase)
+                x, smem.lse[None, ring.index], pipes, work, scales, block, masked, phase
             )
             self._grad_scores(x, scores, smem.delta[None, ring.index], pipes, phase)
             ring.advance()
@@ -118,13 +118,11 @@ class BackwardCompute:
         pipes: BackwardPipes,
         work: BackwardWork,
         scales: GradientScales,
-        where: tuple[Int32, Boolean, Int32],
+        block: Int32,
+        masked: Boolean,
+        phase: Int32,
     ) -> cute.Tensor:
-        """P^T to tensor memory; returns it (query,) exact, with softcap times its slope.
-
-        where: (block, whether it is masked, phase).
-        """
-        block, masked, phase = where
+        """P^T to tensor memory; returns it (query,) exact, with softcap times its slope."""
         queries = self.plan.group_queries
         scores = cute.make_rmem_tensor(queries, Float32)
         pipes.s_computed.wait(0, phase)

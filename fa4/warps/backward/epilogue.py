@@ -89,7 +89,7 @@ class BackwardEpilogue:
         cute.arch.sync_warp()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPGROUP
         box = (LANES, cute.size(shared, mode=[1]))
-        rows = tiles_of(copy, shared, (tile.head, tile.batch), box)
+        rows = tiles_of(copy, shared, tile.head, tile.batch, box)
         with cute.arch.elect_one():
             number = tile.m * (TILE // LANES) + warp
             cute.copy(copy.atom, rows.smem[None, warp], rows.gmem[None, number])

@@ -11,7 +11,7 @@ from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import BackwardPipes
 from fa4.plan_backward_blackwell import BlackwellBackwardPlan
-from fa4.tiles.backward_bundles import BackwardRows, BackwardTma, block_of, tiles_of
+from fa4.tiles.backward_bundles import BackwardRows, BackwardTma, RowBlock, block_of, tiles_of
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bulk import load_floats
 from fa4.tiles.scheduler import WorkTile
@@ -48,13 +48,13 @@ class BackwardLoad:
         cute.arch.griddepcontrol_wait()  # for LSE and delta
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
-            q = tiles_of(tma.q, smem.q, (head, tile.batch), plan.q_box)
-            do = tiles_of(tma.do, smem.do, (head, tile.batch), plan.o_box)
+            q = tiles_of(tma.q, smem.q, head, tile.batch, plan.q_box)
+            do = tiles_of(tma.do, smem.do, head, tile.batch, plan.o_box)
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
                 stage = ring.index
                 pipes.q_loaded.acquire(stage, ring.phase)
                 q.load(block, stage, pipes.q_loaded.expect(stage, plan.q_block_bytes))
-                self._load_rows(smem, rows, pipes, (block, head, tile.batch), stage)
+                self._load_rows(smem, rows, pipes, RowBlock(block, head, tile.batch), stage)
                 ring.advance()
                 stage = do_ring.index
                 pipes.do_loaded.acquire(stage, do_ring.phase)
@@ -66,10 +66,10 @@ class BackwardLoad:
     def _load_keys(
         self, tma: BackwardTma, smem: BackwardSmem, pipes: BackwardPipes, tile: WorkTile
     ) -> None:
-        plan, where = self.plan, (tile.head, tile.batch)
+        plan, head, batch = self.plan, tile.head, tile.batch
         k, v = (
-            tiles_of(tma.k, smem.k, where, plan.k_box),
-            tiles_of(tma.v, smem.v, where, (plan.n_block, plan.head_dim_v)),
+            tiles_of(tma.k, smem.k, head, batch, plan.k_box),
+            tiles_of(tma.v, smem.v, head, batch, (plan.n_block, plan.head_dim_v)),
         )
         k.load(tile.m, 0, pipes.k_loaded.expect(0, plan.k_block_bytes))
         v.load(tile.m, 0, pipes.v_loaded.expect(0, plan.v_block_bytes))
@@ -80,11 +80,11 @@ class BackwardLoad:
         smem: BackwardSmem,
         rows: BackwardRows,
         pipes: BackwardPipes,
-        where: tuple[Int32, Int32, Int32],
+        at: RowBlock,
         stage: Int32,
     ) -> None:
         """Into the stage of their Q."""
         plan = self.plan
         mbarrier = pipes.rows_loaded.expect(stage, 2 * plan.row_bytes)
-        load_floats(block_of(rows.lse, where, plan.m_tile), smem.lse[None, stage], mbarrier)
-        load_floats(block_of(rows.delta, where, plan.m_tile), smem.delta[None, stage], mbarrier)
+        load_floats(block_of(rows.lse, at, plan.m_tile), smem.lse[None, stage], mbarrier)
+        load_floats(block_of(rows.delta, at, plan.m_tile), smem.delta[None, stage], mbarrier)

@@ -73,7 +73,7 @@ class BackwardMma:
                 self._scores(x, q.index, pipes)
             pipes.do_loaded.wait(do.index, do.phase)
             pipes.p_written.wait(0, phase)
-            self._add(x.dv, x.s, (x.smem.do_columns, do.index), x.dv_shape, i > 0)
+            self._add(x.dv, x.s, x.smem.do_columns, do.index, x.dv_shape, i > 0)
             if cutlass.const_expr(ahead):
                 pipes.dq_read.wait(0, phase ^ 1)
             self._grad_probabilities(x, do.index, pipes)
@@ -83,7 +83,7 @@ class BackwardMma:
             q.advance()
             self._scores_ahead(x, pipes, q, i + 1 < count)
             pipes.ds_written.wait(0, phase)
-            self._add(x.dk, x.dp, (x.smem.q_columns, stage), x.dk_shape, i > 0)
+            self._add(x.dk, x.dp, x.smem.q_columns, stage, x.dk_shape, i > 0)
             pipes.q_loaded.release(stage)
             self._grad_queries(x, pipes)
             phase ^= 1
@@ -128,47 +128,50 @@ class BackwardMma:
     @cute.jit
     def _scores(self, x: Products, stage: Int32, pipes: BackwardPipes) -> None:
         """S^T = K Q^T."""
-        self._set(x.s, x.smem.k_rows, (x.smem.q_rows, stage), x.scores_shape, self.plan.head_dim)
+        depth = self.plan.head_dim
+        self._set(x.s, x.smem.k_rows, x.smem.q_rows, stage, x.scores_shape, depth)
         pipes.s_computed.commit(0)
 
     @cute.jit
     def _grad_probabilities(self, x: Products, stage: Int32, pipes: BackwardPipes) -> None:
         """dP^T = V dO^T."""
-        b = (x.smem.do_rows, stage)
-        self._set(x.dp, x.smem.v_rows, b, x.scores_shape, self.plan.head_dim_v)
+        depth = self.plan.head_dim_v
+        self._set(x.dp, x.smem.v_rows, x.smem.do_rows, stage, x.scores_shape, depth)
         pipes.dp_computed.commit(0)
 
     def _set(
         self,
         target: Int32,
         a: SmemOperand,
-        b: tuple[SmemOperand, Int32 | int],
+        b: SmemOperand,
+        stage: Int32 | int,
         shape: Int32,
         depth: int,
     ) -> None:
-        """A product from shared memory alone. b: (operand, stage), depth: of the sums."""
+        """A product from shared memory alone. stage: of b, depth: of the sums."""
         for k in range(depth // MMA_K):
-            mma_ss(target, a.at(k, 0), b[0].at(k, b[1]), shape, k != 0)
+            mma_ss(target, a.at(k, 0), b.at(k, stage), shape, k != 0)
 
     @cute.jit
     def _add(
         self,
         target: Int32,
         a: Int32,
-        b: tuple[SmemOperand, Int32],
+        b: SmemOperand,
+        stage: Int32,
         shape: Int32,
         accumulate: Boolean,
     ) -> None:
-        """dV (+)= P^T dO or dK (+)= dS^T Q. a: where S or dP was, b: (operand, stage)."""
+        """dV (+)= P^T dO or dK (+)= dS^T Q. a: where S or dP was, stage: of b."""
         per_group = STEPS // COMPUTE_GROUPS
         for k in cutlass.range_constexpr(STEPS):
             # each group's half of S has two 16-bit queries a column in its first half
             column = k // per_group * (TILE // COMPUTE_GROUPS) + k % per_group * (MMA_K // 2)
             keep = accumulate if cutlass.const_expr(k == 0) else True
-            mma_ts(target, a + column, b[0].at(k, b[1]), shape, keep)
+            mma_ts(target, a + column, b.at(k, stage), shape, keep)
 
     @cute.jit
     def _grad_queries(self, x: Products, pipes: BackwardPipes) -> None:
         """dQ = dS K."""
-        self._set(x.dq, x.smem.ds_columns, (x.smem.k_columns, 0), x.dq_shape, TILE)
+        self._set(x.dq, x.smem.ds_columns, x.smem.k_columns, 0, x.dq_shape, TILE)
         pipes.dq_computed.commit(0)

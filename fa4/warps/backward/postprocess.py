@@ -40,13 +40,13 @@ class Postprocess:
         thread, _, _ = cute.arch.thread_idx()
         tile = cute.arch.make_warp_uniform(thread // plan.dq_tile_threads)
         thread = thread % plan.dq_tile_threads
-        block, head, batch = rows.where(number)
+        at = rows.block(number)
         layout = self.tiles.layout
         base = SmemAllocator().allocate(plan.dq_block_floats * DTYPE_BYTES, byte_alignment=1024)
         block_dq = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=dtype), layout.outer)
 
         total = self.tiles.registers()
-        summed = rows.dq[None, block, head, batch]
+        summed = rows.dq[None, at.index, at.head, at.batch]
         cute.arch.griddepcontrol_wait()
         source = dq_target(summed, total, tile, thread, plan.dq_tile_threads)
         cute.autovec_copy(source, dq_vectors(total))
@@ -58,7 +58,7 @@ class Postprocess:
 
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             box = (plan.m_tile, plan.head_dim)
-            queries = tiles_of(dq, block_dq, (head, batch), box)
-            cute.copy(dq.atom, queries.smem[None, 0], queries.gmem[None, block])
+            queries = tiles_of(dq, block_dq, at.head, at.batch, box)
+            cute.copy(dq.atom, queries.smem[None, 0], queries.gmem[None, at.index])
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)

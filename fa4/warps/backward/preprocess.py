@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from fa4.plan_backward_base import BackwardPlan
-from fa4.tiles.backward_bundles import BackwardRows
+from fa4.tiles.backward_bundles import BackwardRows, RowBlock
 from fa4.tiles.dq_sum import VECTOR
 
 THREADS = 256
@@ -48,22 +48,23 @@ class Preprocess:
         """Grid: blocks of rows, then heads, then batch, in one dimension."""
         number, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        block, head, batch = rows.where(number)
+        at = rows.block(number)
         cute.arch.griddepcontrol_launch_dependents()
-        self._clear(rows.dq[None, block, head, batch], thread)
+        self._clear(rows.dq[None, at.index, at.head, at.batch], thread)
         if cutlass.const_expr(self.plan.deterministic):
-            self._count_from_zero(rows.turns, (block, head, batch), thread)
+            self._count_from_zero(rows.turns, at, thread)
         if cutlass.const_expr(self.plan.persistent):
             self._no_tile_is_taken(rows.counter, (number == 0) & (thread == 0))
         per_pass = THREADS // self.lanes
         for i in cutlass.range_constexpr(self.plan.m_tile // per_pass):
-            row = block * self.plan.m_tile + i * per_pass + thread // self.lanes
-            product = self._product(given, (row, head, batch), thread % self.lanes * LOAD)
+            row = at.index * self.plan.m_tile + i * per_pass + thread // self.lanes
+            column = thread % self.lanes * LOAD
+            product = self._product(given, row, at.head, at.batch, column)
             product = cute.arch.warp_reduction_sum(product, threads_in_group=self.lanes)
             if thread % self.lanes == 0:
-                lse, delta = self._statistics(given, (row, head, batch), product)
-                rows.lse[row, head, batch] = lse
-                rows.delta[row, head, batch] = delta
+                lse, delta = self._statistics(given, row, at.head, at.batch, product)
+                rows.lse[row, at.head, at.batch] = lse
+                rows.delta[row, at.head, at.batch] = delta
 
     @cute.jit
     def _clear(self, block: cute.Tensor, thread: Int32) -> None:
@@ -74,11 +75,9 @@ class Preprocess:
             cute.autovec_copy(zeros, vectors[None, i * THREADS + thread])
 
     @cute.jit
-    def _count_from_zero(
-        self, turns: cute.Tensor, where: tuple[Int32, Int32, Int32], thread: Int32
-    ) -> None:
+    def _count_from_zero(self, turns: cute.Tensor, at: RowBlock, thread: Int32) -> None:
         if thread < self.plan.turns:
-            turns[(thread, *where)] = 0
+            turns[thread, at.index, at.head, at.batch] = 0
 
     @cute.jit
     def _no_tile_is_taken(self, counter: cute.Tensor, once: Boolean) -> None:
@@ -87,10 +86,9 @@ class Preprocess:
 
     @cute.jit
     def _product(
-        self, given: ForwardResults, where: tuple[Int32, Int32, Int32], column: Int32
+        self, given: ForwardResults, row: Int32, head: Int32, batch: Int32, column: Int32
     ) -> Float32:
         """This lane's part of the row's O dO."""
-        row, head, batch = where
         total = Float32(0.0)
         if (row < cute.size(given.o, mode=[0])) & (column < cute.size(given.o, mode=[1])):
             o = self._load(given.o[row, None, head, batch], column)
@@ -109,15 +107,15 @@ class Preprocess:
 
     @cute.jit
     def _statistics(
-        self, given: ForwardResults, where: tuple[Int32, Int32, Int32], product: Float32
+        self, given: ForwardResults, row: Int32, head: Int32, batch: Int32, product: Float32
     ) -> tuple[Float32, Float32]:
         """LSE in log2 units and delta of a row."""
         lse, delta = Float32.inf, Float32(0.0)
-        if where[0] < cute.size(given.lse, mode=[0]):
-            natural = given.lse[where]
+        if row < cute.size(given.lse, mode=[0]):
+            natural = given.lse[row, head, batch]
             if natural != -Float32.inf:
                 lse = natural * math.log2(math.e)
                 delta = product
                 if given.has_dlse != 0:
-                    delta -= given.dlse[where]
+                    delta -= given.dlse[row, head, batch]
         return lse, delta

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from fa4.pipeline.pipes import BackwardPipes
 from fa4.plan_backward_blackwell import DQ_CHUNK, LANES, WARPGROUP, BlackwellBackwardPlan
-from fa4.tiles.backward_bundles import BackwardRows
+from fa4.tiles.backward_bundles import BackwardRows, RowBlock
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bulk import add_floats
 from fa4.tiles.bundles import tmem_tile
@@ -62,7 +62,8 @@ class BackwardReduce:
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
                 turn = None
                 if cutlass.const_expr(self.plan.deterministic):
-                    turn = work.turn(rows.turns, x.warp, (block, head, tile))
+                    at = RowBlock(block, head, tile.batch)
+                    turn = work.turn(rows.turns, x.warp, at, tile)
                 pipes.dq_computed.wait(0, phase)
                 self._add(x, smem, rows.dq[None, block, head, tile.batch], pipes, turn)
                 phase ^= 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fa4.tiles.backward_bundles import RowBlock
 from fa4.tiles.block_range import BlockRange
 from fa4.tiles.dq_turn import DqTurn
 from fa4.tiles.query_range import QueryVisibility
@@ -38,11 +39,10 @@ class BackwardWork:
         blocks = self.blocks(tile)
         return self.group * (blocks.last - blocks.first)
 
-    def turn(self, turns: cute.Tensor, part: Int32, where: tuple[Int32, Int32, WorkTile]) -> DqTurn:
-        """A tile's turn at a part of dQ. turns: of BackwardRows. where: (block, head, tile)."""
-        block, head, tile = where
-        counter = turns.iterator + turns.layout((part, block, head, tile.batch))
-        return DqTurn(counter, self._later_keys(tile, block))
+    def turn(self, turns: cute.Tensor, part: Int32, at: RowBlock, tile: WorkTile) -> DqTurn:
+        """A tile's turn at a part of a block of dQ. turns: of BackwardRows."""
+        counter = turns.iterator + turns.layout((part, at.index, at.head, at.batch))
+        return DqTurn(counter, self._later_keys(tile, at.index))
 
     def _later_keys(self, tile: WorkTile, block: Int32) -> Int32:
         """How many of the key blocks behind the tile's see a block of queries that it sees, too.

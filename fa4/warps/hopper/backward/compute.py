@@ -16,7 +16,6 @@ from fa4.numerics.scales import GradientScales
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper import ROWS
 from fa4.plan_hopper_backward import DS_STAGES, HopperBackwardPlan
-from fa4.tiles.accumulator import accumulator
 from fa4.tiles.backward_bundles import BackwardTma
 from fa4.tiles.dq_sum import dq_target, dq_vectors
 from fa4.tiles.hopper_backward_bundles import HopperBackwardSmem
@@ -25,26 +24,9 @@ from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import parts, transposed
 from fa4.tiles.tile_queue import END, SLOTS, Assignment, TileSlots
 from fa4.warps.backward.work import BackwardWork
-from fa4.warps.hopper.backward.pointwise import Fragments, Pointwise
+from fa4.warps.hopper.backward.fragments import Fragments, Place, Rings, fragments, place_of
+from fa4.warps.hopper.backward.pointwise import Pointwise
 from fa4.warps.hopper.backward.store import GradientStore
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a thread is: its warpgroup, which key tile and which part of columns that has."""
-
-    group: Int32
-    thread: Int32  # within the warpgroup
-    key_tile: Int32
-    part: Int32
-
-
-@dataclass(frozen=True)
-class Rings:
-    """Stages and phases of Q and dO, and of dS."""
-
-    q: PipelineState
-    ds: PipelineState
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class HopperBackwardCompute:
         scales: GradientScales,
     ) -> None:
         """Process every tile that the load warp assigns."""
-        place, f = self._place(), self._fragments()
+        place, f = place_of(self.plan), fragments(self.plan)
         slot = make_pipeline_state(PipelineUserType.Consumer, SLOTS)
         rings = Rings(
             make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.stages),
@@ -81,13 +63,11 @@ class HopperBackwardCompute:
         tile = slots.read(slot.index)
         while tile.mode != END:
             key0 = tile.m * self.plan.n_block + place.key_tile * ROWS
-            pointwise = Pointwise(
-                self.plan, scales, work.visibility, key0, place.thread, place.part
-            )
-            rings = self._tile(f, smem, pipes, place, pointwise, (work, tile, slot), rings)
+            pointwise = Pointwise(self.plan, scales, work.visibility, place, key0)
+            rings = self._tile(f, smem, pipes, pointwise, work, tile, slot, rings)
             tile = slots.read(slot.index)  # not kept in registers
-            where = (place.group, tile, rings.ds.count)
-            GradientStore(self.plan).run(tma, smem, pipes, (f.dk, f.dv), where, scales)
+            store = GradientStore(self.plan)
+            store.run(tma, smem, pipes, f, place, tile, rings.ds.count, scales)
             pipes.tile_assigned.release(slot.index)
             slot.advance()
             pipes.tile_assigned.wait(slot.index, slot.phase)
@@ -99,13 +79,13 @@ class HopperBackwardCompute:
         f: Fragments,
         smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
-        place: Place,
         pointwise: Pointwise,
-        what: tuple[BackwardWork, Assignment, PipelineState],
+        work: BackwardWork,
+        tile: Assignment,
+        slot: PipelineState,
         rings: Rings,
     ) -> Rings:
-        """One block of keys with all its query blocks. what: (work, tile, its slot)."""
-        work, tile, slot = what
+        """One block of keys with all its query blocks. slot: the tile's."""
         blocks, count = work.blocks(tile), work.count(tile)
         f.dk.fill(0.0)
         f.dv.fill(0.0)
@@ -113,44 +93,18 @@ class HopperBackwardCompute:
         pipes.k_loaded.wait(0, phase)
         block, ahead = blocks.first, self.plan.tuning.scores_ahead
         if cutlass.const_expr(ahead):
-            self._first_scores(f, smem, pipes, place, count, rings.q)
+            self._first_scores(f, smem, pipes, pointwise.place, count, rings.q)
         pipes.v_loaded.wait(0, phase)
         for _ in cutlass.range(count - 1 if ahead else count, unroll=1):
-            masked = (block < blocks.full_first) | (block >= blocks.full_last)
-            rings = self._block(f, smem, pipes, place, pointwise, (block, masked, ahead), rings)
+            masked = blocks.masked(block)
+            rings = self._block(f, smem, pipes, pointwise, block, masked, ahead, rings)
             block = block + 1 if block + 1 < blocks.last else blocks.first
         if cutlass.const_expr(ahead):
-            masked = (block < blocks.full_first) | (block >= blocks.full_last)
+            masked = blocks.masked(block)
             if count > 0:
-                end = (block, masked, False)
-                rings = self._block(f, smem, pipes, place, pointwise, end, rings)
+                rings = self._block(f, smem, pipes, pointwise, block, masked, False, rings)
         pipes.k_loaded.release(0)
         return rings
-
-    def _place(self) -> Place:
-        thread, _, _ = cute.arch.thread_idx()
-        group = cute.arch.make_warp_uniform(thread // 128) - 1
-        shared = self.plan.tuning.columns_split
-        return Place(
-            group=group,
-            thread=thread % 128,
-            key_tile=Int32(0) if shared else group,
-            part=group if shared else Int32(0),
-        )
-
-    def _fragments(self) -> Fragments:
-        plan, scores = self.plan, scores_mma(self.plan)
-        s, dp = (accumulator(scores, plan.scores_tile) for _ in range(2))
-        p, ds = (cute.make_rmem_tensor(s.layout, DTYPES[plan.dtype]) for _ in range(2))
-        return Fragments(
-            s=s,
-            dp=dp,
-            dk=accumulator(keys_mma(plan, plan.dk_tile), plan.dk_tile),
-            dv=accumulator(keys_mma(plan, plan.dv_tile), plan.dv_tile),
-            dq=accumulator(dq_mma(plan), plan.dq_tile),
-            p=p,
-            ds=ds,
-        )
 
     @cute.jit
     def _first_scores(
@@ -165,7 +119,7 @@ class HopperBackwardCompute:
         """S^T of the first block, if there is one."""
         if count > 0:
             pipes.q_loaded.wait(q.index, q.phase)
-            self._scores(f.s, (smem.k, smem.q), place, q.index)
+            self._scores(f.s, smem.k, smem.q, place, q.index)
             warpgroup.wait_group(0)
 
     @cute.jit
@@ -174,21 +128,20 @@ class HopperBackwardCompute:
         f: Fragments,
         smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
-        place: Place,
         pointwise: Pointwise,
-        what: tuple[Int32, Boolean, cutlass.Constexpr[bool]],
+        block: Int32,
+        masked: Boolean,
+        ahead: cutlass.Constexpr[bool],
         rings: Rings,
     ) -> Rings:
-        """One block of queries. what: (block, whether it is masked, whether another one follows
-        whose scores are computed ahead).
-        """
+        """One block of queries. ahead: another one follows, whose scores are computed here."""
         tuning, q, ds = self.plan.tuning, rings.q, rings.ds
-        (block, masked, ahead), shared = what, tuning.columns_split
+        place, shared = pointwise.place, tuning.columns_split
         if cutlass.const_expr(not tuning.scores_ahead):
             pipes.q_loaded.wait(q.index, q.phase)
-            self._scores(f.s, (smem.k, smem.q), place, q.index)
+            self._scores(f.s, smem.k, smem.q, place, q.index)
         pipes.do_loaded.wait(q.index, q.phase)
-        self._scores(f.dp, (smem.v, smem.do), place, q.index)
+        self._scores(f.dp, smem.v, smem.do, place, q.index)
         if cutlass.const_expr(not tuning.scores_ahead):
             warpgroup.wait_group(1)  # S is done
         pointwise.probabilities(f, smem.lse[None, q.index], block, masked)
@@ -198,12 +151,12 @@ class HopperBackwardCompute:
         pointwise.grad_scores(f, smem.delta[None, q.index])
         self._share(f.ds, smem.ds, place, ds.index)
         if cutlass.const_expr(not shared):  # behind the stores of dS, which others wait for
-            self._add(f.dv, f.p, smem.p, smem.do, (place, q.index, ds.index))
+            self._add(f.dv, f.p, smem.p, smem.do, place, q.index, ds.index)
         cute.arch.fence_view_async_shared()
         pipes.ds_written.commit(ds.index)
         pipes.ds_written.wait(ds.index, ds.phase)
         if cutlass.const_expr(shared):
-            self._add(f.dv, f.p, smem.p, smem.do, (place, q.index, ds.index))
+            self._add(f.dv, f.p, smem.p, smem.do, place, q.index, ds.index)
             return self._dk_then_dq(f, smem, pipes, place, ahead, rings)
         return self._dq_then_dk(f, smem, pipes, place, rings)
 
@@ -219,7 +172,7 @@ class HopperBackwardCompute:
         """The tensor cores compute dK while dQ is handed over."""
         q, ds = rings.q, rings.ds
         self._grad_q(f.dq, smem, place, ds.index)
-        self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
+        self._add(f.dk, f.ds, smem.ds, smem.q, place, q.index, ds.index)
         warpgroup.wait_group(1)  # dV and dQ are done
         self._hand_over(f.dq, smem, pipes, place, ds.count)
         warpgroup.wait_group(0)
@@ -240,14 +193,14 @@ class HopperBackwardCompute:
     ) -> Rings:
         """Q and dO are free before dQ is done: with one stage the next ones are waited for."""
         q, ds = rings.q, rings.ds
-        self._add(f.dk, f.ds, smem.ds, smem.q, (place, q.index, ds.index))
+        self._add(f.dk, f.ds, smem.ds, smem.q, place, q.index, ds.index)
         self._grad_q(f.dq, smem, place, ds.index)
         warpgroup.wait_group(1)  # dV and dK are done
         pipes.q_loaded.release(q.index)
         q.advance()
         if cutlass.const_expr(ahead):
             pipes.q_loaded.wait(q.index, q.phase)
-            self._scores(f.s, (smem.k, smem.q), place, q.index)
+            self._scores(f.s, smem.k, smem.q, place, q.index)
         warpgroup.wait_group(1 if ahead else 0)  # dQ is done
         self._hand_over(f.dq, smem, pipes, place, ds.count)
         warpgroup.wait_group(0)
@@ -258,12 +211,13 @@ class HopperBackwardCompute:
     def _scores(
         self,
         target: cute.Tensor,
-        operands: tuple[cute.Tensor, cute.Tensor],
+        rows: cute.Tensor,
+        columns: cute.Tensor,
         place: Place,
         stage: Int32,
     ) -> None:
         """Issue S^T = K Q^T, or dP^T = V dO^T."""
-        mma, (rows, columns) = scores_mma(self.plan), operands
+        mma = scores_mma(self.plan)
         thread = mma.get_slice(0)
         columns = parts(columns, (self.plan.scores_tile[1], cute.size(columns, mode=[1])))
         a = mma.make_fragment_A(thread.partition_A(rows))
@@ -282,10 +236,11 @@ class HopperBackwardCompute:
         registers: cute.Tensor,
         shared: cute.Tensor,
         rows: cute.Tensor,
-        where: tuple[Place, Int32, Int32],
+        place: Place,
+        stage: Int32,
+        ds_stage: Int32,
     ) -> None:
-        """Issue dV += P^T dO, or dK += dS^T Q. where: (place, stage of `rows`, of `shared`)."""
-        place, stage, ds_stage = where
+        """Issue dV += P^T dO, or dK += dS^T Q. stage: of `rows`, ds_stage: of `shared`."""
         tile = (ROWS, 2 * cute.size(target))
         mma = keys_mma(self.plan, tile)
         thread = mma.get_slice(0)

@@ -11,7 +11,7 @@ from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_stat
 
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
-from fa4.tiles.backward_bundles import BackwardRows, BackwardTma, block_of, tiles_of
+from fa4.tiles.backward_bundles import BackwardRows, BackwardTma, RowBlock, block_of, tiles_of
 from fa4.tiles.bulk import load_floats
 from fa4.tiles.bundles import Source
 from fa4.tiles.hopper_backward_bundles import HopperBackwardSmem
@@ -60,7 +60,8 @@ class HopperBackwardLoad:
             pipes.tile_assigned.commit(slot.index)
             pipes.dq_assigned.commit(slot.index)
             if mode != END:
-                ring = self._load_tile(tma, smem, rows, pipes, work, tile, (slot.count & 1, ring))
+                keys_phase = slot.count & 1
+                ring = self._load_tile(tma, smem, rows, pipes, work, tile, keys_phase, ring)
             slot.advance()
         cute.arch.griddepcontrol_launch_dependents()
 
@@ -73,22 +74,22 @@ class HopperBackwardLoad:
         pipes: HopperBackwardPipes,
         work: BackwardWork,
         tile: WorkTile,
-        states: tuple[Int32, PipelineState],
+        keys_phase: Int32,
+        ring: PipelineState,
     ) -> PipelineState:
-        """states: phase of K and V, ring of Q and dO."""
-        keys_phase, ring = states
+        """keys_phase: of K and V. ring: of Q and dO."""
         blocks = work.blocks(tile)
         if blocks.first == blocks.last:
             self._load_keys(tma, smem, pipes, tile, keys_phase)
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
-            q = tiles_of(tma.q, smem.q, (head, tile.batch), self.plan.q_box)
-            do = tiles_of(tma.do, smem.do, (head, tile.batch), self.plan.o_box)
+            q = tiles_of(tma.q, smem.q, head, tile.batch, self.plan.q_box)
+            do = tiles_of(tma.do, smem.do, head, tile.batch, self.plan.o_box)
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
-                where = (block, head, tile.batch)
+                at = RowBlock(block, head, tile.batch)
                 pipes.q_loaded.acquire(ring.index, ring.phase)
-                self._load_q(q, smem, rows, pipes, where, ring.index)
-                self._load_do(do, smem, rows, pipes, where, ring.index)
+                self._load_q(q, smem, rows, pipes, at, ring.index)
+                self._load_do(do, smem, rows, pipes, at, ring.index)
                 ring.advance()
                 if (i == 0) & (block == blocks.first):
                     self._load_keys(tma, smem, pipes, tile, keys_phase)
@@ -103,9 +104,9 @@ class HopperBackwardLoad:
         tile: WorkTile,
         phase: Int32,
     ) -> None:
-        plan, where = self.plan, (tile.head, tile.batch)
-        k = tiles_of(tma.k, smem.k, where, (plan.key_rows, plan.head_dim))
-        v = tiles_of(tma.v, smem.v, where, (plan.key_rows, plan.head_dim_v))
+        plan, head, batch = self.plan, tile.head, tile.batch
+        k = tiles_of(tma.k, smem.k, head, batch, (plan.key_rows, plan.head_dim))
+        v = tiles_of(tma.v, smem.v, head, batch, (plan.key_rows, plan.head_dim_v))
         pipes.k_loaded.acquire(0, phase)
         mbarrier = pipes.k_loaded.expect(0, plan.k_block_bytes)
         for t in cutlass.range_constexpr(plan.key_tiles):
@@ -121,13 +122,13 @@ class HopperBackwardLoad:
         smem: HopperBackwardSmem,
         rows: BackwardRows,
         pipes: HopperBackwardPipes,
-        where: tuple[Int32, Int32, Int32],
+        at: RowBlock,
         stage: Int32,
     ) -> None:
         nbytes = self.plan.q_block_bytes + self.plan.row_bytes
         mbarrier = pipes.q_loaded.expect(stage, nbytes)
-        q.load(where[0], stage, mbarrier)
-        load_floats(block_of(rows.lse, where, self.plan.m_tile), smem.lse[None, stage], mbarrier)
+        q.load(at.index, stage, mbarrier)
+        load_floats(block_of(rows.lse, at, self.plan.m_tile), smem.lse[None, stage], mbarrier)
 
     @cute.jit
     def _load_do(
@@ -136,12 +137,10 @@ class HopperBackwardLoad:
         smem: HopperBackwardSmem,
         rows: BackwardRows,
         pipes: HopperBackwardPipes,
-        where: tuple[Int32, Int32, Int32],
+        at: RowBlock,
         stage: Int32,
     ) -> None:
         nbytes = self.plan.do_block_bytes + self.plan.row_bytes
         mbarrier = pipes.do_loaded.expect(stage, nbytes)
-        do.load(where[0], stage, mbarrier)
-        load_floats(
-            block_of(rows.delta, where, self.plan.m_tile), smem.delta[None, stage], mbarrier
-        )
+        do.load(at.index, stage, mbarrier)
+        load_floats(block_of(rows.delta, at, self.plan.m_tile), smem.delta[None, stage], mbarrier)

@@ -16,33 +16,20 @@ from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.accumulator import ROW_STEP, ROWS_PER_THREAD, accumulator_row, hide_row
 from fa4.tiles.query_range import QueryVisibility
 from fa4.tiles.registers import pinned
+from fa4.warps.hopper.backward.fragments import Fragments, Place
 
 MATH = PairMath(packed=False)
 
 
 @dataclass(frozen=True)
-class Fragments:
-    """Registers of one thread: accumulators in float32, P^T and dS^T rounded."""
-
-    s: cute.Tensor  # S^T, then P^T: ((2, 2, queries / 8), 1, 1)
-    dp: cute.Tensor  # dP^T
-    dk: cute.Tensor  # ((2, 2, columns / 8), 1, 1)
-    dv: cute.Tensor
-    dq: cute.Tensor
-    p: cute.Tensor  # like s, in 16 bits
-    ds: cute.Tensor
-
-
-@dataclass(frozen=True)
 class Pointwise:
-    """What a thread of a warpgroup knows: keys from `key0` on, the part'th queries of a block."""
+    """What a thread does: keys from `key0` on, the part'th queries of a block, see its place."""
 
     plan: HopperBackwardPlan
     scales: Scales
     visibility: QueryVisibility
+    place: Place
     key0: Int32
-    thread: Int32
-    part: Int32
 
     @cute.jit
     def probabilities(self, f: Fragments, lse: cute.Tensor, block: Int32, masked: Boolean) -> None:
@@ -53,8 +40,8 @@ class Pointwise:
                 row = accumulator_row(s, r)
                 cap_scores(row, (0, cute.size(row)), self.scales)
         if masked:
-            row0 = block * plan.m_tile + self.part * plan.scores_tile[1]
-            thread = pinned(self.thread)  # what follows from it takes no registers elsewhere
+            row0 = block * plan.m_tile + self.place.part * plan.scores_tile[1]
+            thread = pinned(self.place.thread)  # what follows from it takes no registers elsewhere
             key = self.key0 + thread // 32 * 16 + thread % 32 // 4
             for r in cutlass.range_constexpr(ROWS_PER_THREAD):
                 mask = self.visibility.mask(key + ROW_STEP * r, row0)
@@ -86,7 +73,7 @@ class Pointwise:
     def _of_columns(self, values: cute.Tensor) -> cute.Tensor:
         """(2, pairs) view of the values of the thread's queries."""
         pairs = self.plan.scores_tile[1] // 8
-        first = self.part * self.plan.scores_tile[1] + self.thread % 4 * 2
+        first = self.place.part * self.plan.scores_tile[1] + self.place.thread % 4 * 2
         return cute.make_tensor(
             values.iterator + cute.assume(first, divby=2),
             cute.make_layout((2, pairs), stride=(1, 8)),

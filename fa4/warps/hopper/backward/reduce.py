@@ -11,7 +11,7 @@ from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import HopperBackwardPipes
 from fa4.plan_hopper_backward import HopperBackwardPlan
-from fa4.tiles.backward_bundles import BackwardRows
+from fa4.tiles.backward_bundles import BackwardRows, RowBlock
 from fa4.tiles.bulk import add_floats
 from fa4.tiles.dq_turn import DqTurn
 from fa4.tiles.hopper_backward_bundles import HopperBackwardSmem
@@ -69,7 +69,8 @@ class HopperBackwardReduce:
                 pipes.dq_written.wait(0, count & 1)
                 target = rows.dq[None, block, head, tile.batch]
                 if cutlass.const_expr(self.plan.deterministic):
-                    turn = work.turn(rows.turns, Int32(0), (block, head, tile))
+                    at = RowBlock(block, head, tile.batch)
+                    turn = work.turn(rows.turns, Int32(0), at, tile)
                     self._add_in_turn(smem.dq, target, turn, pipes, self._takes(count))
                 else:
                     self._add(smem.dq, target)

@@ -22,6 +22,7 @@ from fa4.tiles.hopper_backward_layouts import keys_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import parts
 from fa4.tiles.tile_queue import Assignment
+from fa4.warps.hopper.backward.fragments import Fragments, Place
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,18 @@ class GradientStore:
         tma: BackwardTma,
         smem: HopperBackwardSmem,
         pipes: HopperBackwardPipes,
-        gradients: tuple[cute.Tensor, cute.Tensor],
-        where: tuple[Int32, Assignment, Int32],
+        f: Fragments,
+        place: Place,
+        tile: Assignment,
+        count: Int32,
         scales: GradientScales,
     ) -> None:
-        """gradients: (dK, dV) in registers, dK still to be scaled. where: (warpgroup, tile, blocks
-        of dQ handed over so far).
-        """
-        (dk, dv), (group, tile, count) = gradients, where
-        for i in cutlass.range_constexpr(cute.size(dk)):
-            dk[i] = dk[i] * scales.gradient
+        """dV and dK, which is still to be scaled. count: blocks of dQ handed over so far."""
+        for i in cutlass.range_constexpr(cute.size(f.dk)):
+            f.dk[i] = f.dk[i] * scales.gradient
         pipes.dq_written.acquire(0, count & 1)
-        self._write(dv, smem.dv, group)
-        self._write(dk, smem.dk, group)
+        self._write(f.dv, smem.dv, place.group)
+        self._write(f.dk, smem.dk, place.group)
         cute.arch.fence_view_async_shared()
         self._sync()
         self._store(tma.dv, smem.dv, tile)
@@ -83,7 +83,7 @@ class GradientStore:
         plan = self.plan
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == plan.roles["compute"].first:
             box = (ROWS, cute.size(shared, mode=[1]))
-            keys = tiles_of(copy, shared, (tile.head, tile.batch), box)
+            keys = tiles_of(copy, shared, tile.head, tile.batch, box)
             for t in cutlass.range_constexpr(plan.key_tiles):
                 number = tile.m * plan.key_tiles + t
                 cute.copy(copy.atom, keys.smem[None, t], keys.gmem[None, number])
