@@ -67,10 +67,10 @@ class BackwardCompute:
     ) -> None:
         """One block of keys: all its query blocks, then dK and dV to global memory."""
         tile = work.tile()
-        blocks, x = work.blocks(tile), self._key_row(smem, tmem, tile.m * TILE)
+        blocks, x = work.blocks(tile.m), self._key_row(smem, tmem, tile.m * TILE)
         ring = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.q_stages)
         phase, block = Int32(0), blocks.first
-        for _ in cutlass.range(work.count(tile), unroll=1):
+        for _ in cutlass.range(work.count(tile.m), unroll=1):
             masked = blocks.masked(block)
             pipes.rows_loaded.wait(ring.index, ring.phase)
             scores = self._probabilities(

@@ -45,7 +45,7 @@ class BackwardEpilogue:
     ) -> None:
         """dV and dK of the CTA's keys; zeros where no query sees them."""
         tile, columns = work.tile(), self.plan.tmem()
-        seen = work.count(tile) > 0
+        seen = work.count(tile.m) > 0
         pipes.gradients_computed.wait(0, Int32(0))
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < WARPGROUP:
             dv = tmem_tile(tmem, columns.dv, self.plan.head_dim_v)

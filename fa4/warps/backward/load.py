@@ -41,7 +41,7 @@ class BackwardLoad:
     ) -> None:
         """Feed the other roles of this CTA."""
         plan, tile = self.plan, work.tile()
-        blocks = work.blocks(tile)
+        blocks = work.blocks(tile.m)
         ring = make_pipeline_state(PipelineUserType.Consumer, plan.tuning.q_stages)
         do_ring = make_pipeline_state(PipelineUserType.Consumer, plan.tuning.do_stages)
         self._load_keys(tma, smem, pipes, tile)

@@ -59,7 +59,7 @@ class BackwardMma:
     ) -> None:
         """All products of this CTA; for one thread."""
         x, ahead = self._products(smem, tmem), self.plan.tmem().scores_ahead
-        count = work.count(work.tile())
+        count = work.count(work.tile().m)
         q = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.q_stages)
         do = make_pipeline_state(PipelineUserType.Consumer, self.plan.tuning.do_stages)
         phase = Int32(0)
@@ -92,7 +92,7 @@ class BackwardMma:
     @cute.jit
     def drain(self, pipes: BackwardPipes, work: BackwardWork) -> None:
         """Before tensor memory is freed: the others have read the last dQ, dV and dK."""
-        pipes.dq_read.wait(0, (work.count(work.tile()) & 1) ^ 1, fenced=False)
+        pipes.dq_read.wait(0, (work.count(work.tile().m) & 1) ^ 1, fenced=False)
         pipes.gradients_read.wait(0, Int32(0))
 
     def _products(self, smem: BackwardSmem, tmem: cute.Pointer) -> Products:

@@ -54,7 +54,7 @@ class BackwardReduce:
     ) -> None:
         """Follow the query blocks of this CTA."""
         tile = work.tile()
-        blocks = work.blocks(tile)
+        blocks = work.blocks(tile.m)
         x, phase = self._rows(tmem), Int32(0)
         cute.arch.griddepcontrol_wait()  # for the zeros that dQ is added to, and turns count from
         for i in cutlass.range(work.group, unroll=1):
@@ -63,7 +63,7 @@ class BackwardReduce:
                 turn = None
                 if cutlass.const_expr(self.plan.deterministic):
                     at = RowBlock(block, head, tile.batch)
-                    turn = work.turn(rows.turns, x.warp, at, tile)
+                    turn = work.turn(rows.turns, x.warp, at, tile.m)
                 pipes.dq_computed.wait(0, phase)
                 self._add(x, smem, rows.dq[None, block, head, tile.batch], pipes, turn)
                 phase ^= 1

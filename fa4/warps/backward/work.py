@@ -30,25 +30,25 @@ class BackwardWork:
         number, _, _ = cute.arch.block_idx()
         return self.schedule.decode(number)
 
-    def blocks(self, tile: WorkTile) -> BlockRange:
-        """The query blocks, the same for every head of the group."""
-        return self.visibility.blocks(tile.m * self.visibility.see.n_block)
+    def blocks(self, m: Int32) -> BlockRange:
+        """The query blocks that see key block `m`, the same for every head of the group."""
+        return self.visibility.blocks(m * self.visibility.see.n_block)
 
-    def count(self, tile: WorkTile) -> Int32:
-        """How many blocks of queries a tile has, those of all heads of the group."""
-        blocks = self.blocks(tile)
+    def count(self, m: Int32) -> Int32:
+        """How many query blocks see key block `m`, those of all heads of the group."""
+        blocks = self.blocks(m)
         return self.group * (blocks.last - blocks.first)
 
-    def turn(self, turns: cute.Tensor, part: Int32, at: RowBlock, tile: WorkTile) -> DqTurn:
-        """A tile's turn at a part of a block of dQ. turns: of BackwardRows."""
+    def turn(self, turns: cute.Tensor, part: Int32, at: RowBlock, m: Int32) -> DqTurn:
+        """The turn of key block `m` at a part of a block of dQ. turns: of BackwardRows."""
         counter = turns.iterator + turns.layout((part, at.index, at.head, at.batch))
-        return DqTurn(counter, self._later_keys(tile, at.index))
+        return DqTurn(counter, self._later_keys(m, at.index))
 
-    def _later_keys(self, tile: WorkTile, block: Int32) -> Int32:
-        """How many of the key blocks behind the tile's see a block of queries that it sees, too.
+    def _later_keys(self, m: Int32, block: Int32) -> Int32:
+        """How many of the key blocks behind `m` see a block of queries that it sees, too.
 
         Those of a block of queries are consecutive, and the last one is its bottom row's.
         """
         m_block = self.visibility.m_block
         _, last = self.visibility.see.blocks(block * m_block, m_block)
-        return last - 1 - tile.m
+        return last - 1 - m

@@ -86,7 +86,7 @@ class HopperBackwardCompute:
         rings: Rings,
     ) -> Rings:
         """One block of keys with all its query blocks. slot: the tile's."""
-        blocks, count = work.blocks(tile), work.count(tile)
+        blocks, count = work.blocks(tile.m), work.count(tile.m)
         f.dk.fill(0.0)
         f.dv.fill(0.0)
         phase = slot.count & 1

@@ -78,7 +78,7 @@ class HopperBackwardLoad:
         ring: PipelineState,
     ) -> PipelineState:
         """keys_phase: of K and V. ring: of Q and dO."""
-        blocks = work.blocks(tile)
+        blocks = work.blocks(tile.m)
         if blocks.first == blocks.last:
             self._load_keys(tma, smem, pipes, tile, keys_phase)
         for i in cutlass.range(work.group, unroll=1):

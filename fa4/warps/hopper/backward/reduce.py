@@ -62,7 +62,7 @@ class HopperBackwardReduce:
         count: Int32,
     ) -> Int32:
         """Follow the query blocks of a tile. count: of blocks so far."""
-        blocks = work.blocks(tile)
+        blocks = work.blocks(tile.m)
         for i in cutlass.range(work.group, unroll=1):
             head = tile.head * work.group + i
             for block in cutlass.range(blocks.first, blocks.last, unroll=1):
@@ -70,7 +70,7 @@ class HopperBackwardReduce:
                 target = rows.dq[None, block, head, tile.batch]
                 if cutlass.const_expr(self.plan.deterministic):
                     at = RowBlock(block, head, tile.batch)
-                    turn = work.turn(rows.turns, Int32(0), at, tile)
+                    turn = work.turn(rows.turns, Int32(0), at, tile.m)
                     self._add_in_turn(smem.dq, target, turn, pipes, self._takes(count))
                 else:
                     self._add(smem.dq, target)
