@@ -11,7 +11,7 @@ import torch
 from fa4 import emulator
 from fa4.emulator.labels import Labels
 from fa4.emulator.patching import environment
-from fa4.launch import labels
+from fa4.launch import labels, num_sms
 from fa4.pipeline.records import (
     NUMBER_BITS,
     SLOT_BITS,
@@ -48,7 +48,7 @@ def record(workload: Workload, records: int = RECORDS, sms: int = 1) -> Timeline
         "for one per SM; take a plan with persistent=True.",
     )
     device, native = workload.device, workload.device.type == "cuda"
-    ctas = torch.cuda.get_device_properties(device).multi_processor_count if native else sms
+    ctas = num_sms(device) if native else sms
     words = torch.zeros(
         buffer_words(workload.plan, ctas, records), dtype=torch.int64, device=device
     )
