@@ -54,27 +54,30 @@ def backward(problem: Problem, plan: BackwardPlan, tensors: BackwardTensors) -> 
 
     Raises ValueError inside a session that takes tensors of another kind of device.
     """
-    workspace = torch.empty(
-        workspace_floats(problem, plan), dtype=torch.float32, device=tensors.q.device
-    )
+    parts, device = workspace_parts(problem, plan), tensors.q.device
+    workspace = torch.empty(sum(parts.values()), dtype=torch.float32, device=device)
     memory = tensors.present() | {"workspace": workspace}
     if tensors.q.is_cuda and current_session() is None:
-        with torch.cuda.device(tensors.q.device):
+        with torch.cuda.device(device):
             entry = compile_forward(plan, emulated=False)
-            stream = torch._C._cuda_getCurrentRawStream(tensors.q.device.index)
-            block = _block(problem, plan, memory, num_sms(tensors.q.device))
+            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            block = _block(problem, plan, memory, parts, num_sms(device))
             check_launch(entry(block, stream), plan)
     else:
-        _launch_in_session(problem, plan, memory)
+        _launch_in_session(problem, plan, memory, parts)
 
 
 def _block(
-    problem: Problem, plan: BackwardPlan, memory: dict[str, torch.Tensor], num_ctas: int
+    problem: Problem,
+    plan: BackwardPlan,
+    memory: dict[str, torch.Tensor],
+    parts: dict[str, int],
+    num_ctas: int,
 ) -> bytes:
-    """The argument block; `memory` are the tensors and the workspace."""
+    """The argument block. memory: the tensors and the workspace, which has `parts`."""
     values = {name: tensor.data_ptr() for name, tensor in memory.items()}
     at = values.pop("workspace")
-    for name, floats in _parts_of_workspace(problem, plan).items():
+    for name, floats in parts.items():
         values[name] = at
         at += floats * FLOAT_BYTES
     values["num_ctas"] = num_ctas
@@ -83,13 +86,8 @@ def _block(
     return per_call + _rest(problem, plan, strides)
 
 
-def workspace_floats(problem: Problem, plan: BackwardPlan) -> int:
-    """Size of the workspace."""
-    return sum(_parts_of_workspace(problem, plan).values())
-
-
-def _parts_of_workspace(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
-    """Floats, or as many 32-bit integers, of each part; see BackwardRows."""
+def workspace_parts(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
+    """Floats, or as many 32-bit integers, of each part of the workspace; see BackwardRows."""
     blocks = -(-problem.seqlen_q // plan.m_tile) * problem.heads_q * problem.batch
     return {
         "dq_sum": blocks * plan.dq_block_floats,
@@ -101,7 +99,10 @@ def _parts_of_workspace(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
 
 
 def _launch_in_session(
-    problem: Problem, plan: BackwardPlan, memory: dict[str, torch.Tensor]
+    problem: Problem,
+    plan: BackwardPlan,
+    memory: dict[str, torch.Tensor],
+    parts: dict[str, int],
 ) -> None:
     """In the innermost open session, or in one of its own with the default schedule."""
     with ExitStack() as stack:
@@ -110,7 +111,7 @@ def _launch_in_session(
         stack.enter_context(here.lend(memory, labels(plan)))
         stack.enter_context(the_hook().call())
         stream = stream_of(memory["q"].device, stack)
-        block = _block(problem, plan, memory, here.device.num_sms)
+        block = _block(problem, plan, memory, parts, here.device.num_sms)
         check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
 
 

@@ -31,7 +31,8 @@ def test_every_block_of_rows_has_a_cta(arch: str, batch: int) -> None:
         grids.append(raw.grid)
 
     with mock.patch.object(Session, "launch", note), session(arch=arch):
-        launch_backward._launch_in_session(problem, plan, tensors)
+        parts = launch_backward.workspace_parts(problem, plan)
+        launch_backward._launch_in_session(problem, plan, tensors, parts)
     blocks = batch * 32 * 8192 // plan.m_tile
     assert [grid[0] for grid in grids] == [blocks, batch, blocks]
 
