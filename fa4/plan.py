@@ -61,6 +61,7 @@ class Plan(BasePlan):
     rescale_threshold: float  # log2 units: O is rescaled when a row maximum grew by more
 
     q_tiles, m_tile, n_block = Q_TILES, M_TILE, N_BLOCK
+    growing = ("softmax",)
     on_demand = False  # CTA i takes the tiles i, i + grid, ...
 
     @property

@@ -45,6 +45,7 @@ class BlackwellBackwardPlan(BackwardPlan):
     tuning: BackwardTuning
 
     folder = "backward/"
+    growing = ("compute", "reduce")
     m_tile = n_block = TILE
     persistent = False
 

@@ -66,6 +66,7 @@ class BasePlan:
 
     prefix = "fa4_fwd"  # of the kernel's name
     folder = ""  # of its roles' files, in warps/
+    growing = ()  # roles whose warps ask for registers, which those of the others give up
     q_tiles = m_tile = n_block = 0
 
     def key(self) -> str:
@@ -109,6 +110,11 @@ class BasePlan:
     def threads(self) -> int:
         """Threads per CTA."""
         return 32 * max(role.end for role in self.roles.values())
+
+    @property
+    def registers_at_launch(self) -> int:
+        """Per thread, before setmaxnreg: equal shares of an SM's, in units of 8."""
+        return CHIPS[self.arch].registers // self.threads // 8 * 8
 
     @property
     def cta_rows(self) -> int:
@@ -182,7 +188,6 @@ class BasePlan:
 
     def check(self) -> None:
         """Raise ValueError when the plan does not fit the chip or breaks a rule of its kernel."""
-        chip = CHIPS[self.arch]
         for role, budget in self.roles.items():
             require(
                 budget.registers % 8 == 0 and 24 <= budget.registers <= 256,
@@ -191,17 +196,30 @@ class BasePlan:
             )
         nbytes = self.smem().nbytes
         require(
-            nbytes <= chip.smem_bytes,
-            f"{self.name}: {nbytes=} of shared memory, {chip.smem_bytes} allowed. "
+            nbytes <= CHIPS[self.arch].smem_bytes,
+            f"{self.name}: {nbytes=} of shared memory, {CHIPS[self.arch].smem_bytes} allowed. "
             "Take fewer stages.",
         )
+        self._check_registers()
+
+    def _check_registers(self) -> None:
+        """Raise ValueError for budgets that setmaxnreg cannot move the registers of a CTA to."""
+        share = self.registers_at_launch
+        allowed = share * self.threads  # setmaxnreg only moves what the CTA was launched with
         registers = sum(32 * role.warps * role.registers for role in self.roles.values())
-        # the kernel starts with equal shares, in units of 8; setmaxnreg only moves what they hold
-        allowed = chip.registers // self.threads // 8 * 8 * self.threads
         require(
             registers <= allowed,
             f"{self.name}: {registers=}, {allowed} allowed. Give some role fewer.",
         )
+        for role, budget in self.roles.items():
+            grows, change = role in self.growing, budget.registers - share
+            action, bound = ("inc", "least") if grows else ("dec", "most")
+            require(
+                change >= 0 if grows else change <= 0,
+                f"{self.name}: {budget.registers} registers for {role}, whose setmaxnreg.{action} "
+                f"starts from {share}; at {bound} that many are allowed. Change the tuning's "
+                "registers.",
+            )
 
 
 Options = tuple[tuple[str, object], ...]

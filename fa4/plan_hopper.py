@@ -86,6 +86,7 @@ class HopperPlan(BasePlan):
     fixed_reference: bool  # after the masked blocks the row maximum is frozen, see online_softmax
 
     folder = "hopper/"
+    growing = ("attend",)
     m_tile = ROWS
     rescale_threshold = 0.0  # O is rescaled whenever a row maximum that counts grew
 

@@ -61,6 +61,7 @@ class HopperBackwardPlan(BackwardPlan):
     tuning: HopperBackwardTuning
 
     folder = "hopper/backward/"
+    growing = ("compute",)
 
     @property
     def m_tile(self) -> int:

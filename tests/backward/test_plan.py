@@ -60,6 +60,8 @@ def test_tiles_cover_dq_and_the_key_block(dims: tuple[int, int]) -> None:
         ({"stages": 6}, "of shared memory"),
         ({"registers": (244, 24)}, "multiples of 8"),
         ({"registers": (256, 40)}, "Give some role fewer"),
+        ({"registers": (160, 40)}, "160 registers for compute.*inc starts from 168; at least"),
+        ({"registers": (96, 176)}, "176 registers for load.*dec starts from 168; at most"),
     ],
     ids=str,
 )

@@ -75,6 +75,8 @@ def test_too_many_columns_are_refused() -> None:
         ({"do_stages": 2}, "of shared memory"),
         ({"registers": (140, 152, 72)}, "multiples of 8"),
         ({"registers": (152, 152, 72)}, "Give some role fewer"),
+        ({"registers": (152, 120, 72)}, "120 registers for reduce.*inc starts from 128; at least"),
+        ({"registers": (120, 152, 72)}, "120 registers for compute"),
     ],
     ids=str,
 )

@@ -1,5 +1,7 @@
 """Plans: what they depend on, what they fit into, what they refuse."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,9 +9,11 @@ import pytest
 from fa4.compile import artifacts
 from fa4.pipeline.tmem import tmem_map
 from fa4.plan import CHIPS, TUNED, Plan, plan_forward
+from fa4.plan_backward import plan_backward
 from fa4.plan_hopper import TUNED as HOPPER_TUNED
 from fa4.plan_hopper import length_class
 from fa4.problem import Problem, example_problem
+from fa4.profile.elf import read_resources
 
 
 def problem(**changes: object) -> Problem:
@@ -84,6 +88,9 @@ def test_too_many_registers_are_refused() -> None:
         ({"registers": (188, 72, 56)}, "188 registers for softmax;.*multiples of 8 from 24 to 256"),
         ({"registers": (192, 16, 56)}, "16 registers for correction"),
         ({"registers": (264, 24, 24)}, "264 registers for softmax"),
+        ({"registers": (120, 72, 56)}, "120 registers for softmax.*inc starts from 128; at least"),
+        ({"registers": (152, 136, 56)}, "136 registers for correction.*dec starts from 128"),
+        ({"registers": (152, 64, 136)}, "136 registers for mma.*at most that many"),
         ({"kv_stages": 1}, "kv_stages=1;.*Take at least 2"),
     ],
     ids=str,
@@ -172,6 +179,38 @@ def test_registers_must_fit_what_the_kernel_starts_with() -> None:
     greedy = replace(plan, tuning=replace(plan.tuning, registers=(240, 32)))
     with pytest.raises(ValueError, match="registers=65536, 64512 allowed"):
         greedy.check()
+
+
+@pytest.mark.parametrize(
+    ("registers", "words"),
+    [
+        ((160, 24), "160 registers for attend.*inc starts from 168; at least that many"),
+        ((24, 24), "24 registers for attend"),
+        ((96, 176), "176 registers for load.*dec starts from 168; at most that many"),
+    ],
+    ids=str,
+)
+def test_setmaxnreg_raises_and_lowers_as_the_kernel_says(
+    registers: tuple[int, int], words: str
+) -> None:
+    plan = plan_forward(problem(head_dim=256, head_dim_v=256), "sm_90a")
+    with pytest.raises(ValueError, match=words):
+        replace(plan, tuning=replace(plan.tuning, registers=registers)).check()
+    replace(plan, tuning=replace(plan.tuning, registers=(168, 168))).check()
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("plan_of", [plan_forward, plan_backward])
+def test_plans_know_who_grows_and_from_how_many_registers(plan_of: Callable, arch: str) -> None:
+    plan = plan_of(problem(), arch)
+    ptx = artifacts(plan).ptx
+    asked = set(re.findall(r"setmaxnreg\.(inc|dec)\S*\s+(\d+);", ptx))
+    assert asked == {
+        ("inc" if name in plan.growing else "dec", str(role.registers))
+        for name, role in plan.roles.items()
+    }
+    resources = read_resources(artifacts(plan).cubin)
+    assert plan.registers_at_launch in {kernel.registers for kernel in resources}
 
 
 @pytest.mark.parametrize(
