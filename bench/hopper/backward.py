@@ -6,8 +6,6 @@ import argparse
 import ast
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import torch
 
@@ -20,13 +18,13 @@ from bench.hopper.backward_implementations import (
 )
 from bench.hopper.cells import Cell, grid
 from bench.hopper.command import add_grid_options, measure_grid
+from bench.hopper.compiling import compile_plan, processes
 from bench.hopper.cuda import CudaDevice
 from bench.hopper.implementations import gemm
 from bench.hopper.measure import Bench
 from bench.hopper.passes import BACKWARD
 from bench.hopper.summary import BACKWARD_GOALS
 from bench.hopper.timing import Effort
-from fa4 import compile
 from fa4.plan_backward import plan_backward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, example_problem
@@ -88,21 +86,11 @@ def _compile_all(plans: Iterable[BasePlan], peers_of: Sequence[Cell]) -> None:
     """Ours, and flash-attn-4's for the cells."""
     plans, start = list(plans), time.monotonic()
     kinds = sorted({(c.head_dim, c.causal, c.heads_q // c.heads_kv) for c in peers_of})
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        peers, ours = pool.map(_compile_peer, kinds), pool.map(_compile, plans)
+    with processes() as pool:
+        peers, ours = pool.map(_compile_peer, kinds), pool.map(compile_plan, plans)
         print("\n".join(filter(None, (*peers, *ours))))
     seconds = time.monotonic() - start
     print(f"{len(plans)} + {len(kinds)} kernels compiled in {seconds:.0f} s", flush=True)
-
-
-def _compile(plan: BasePlan) -> str:
-    """Returns what went wrong."""
-    try:
-        if not compile.object_file(plan).exists():
-            compile.compile_to(plan, compile.object_file(plan))
-    except Exception as error:  # for example a tuning that does not fit
-        return f"{plan.name}: {type(error).__name__}: {str(error)[:300]}"
-    return ""
 
 
 def _compile_peer(kind: tuple[int, bool, int]) -> str:
