@@ -14,6 +14,7 @@ COMMANDS = {  # imported when asked for: what one needs, the others may lack
     "hopper-backward": "bench.hopper.backward",
     "overhead": "bench.overhead",
     "fuzz": "bench.hopper.fuzz",
+    "sanitize": "bench.hopper.sanitize",
     "on-hopper": "bench.on_hopper.command",
     "mutants": "bench.mutants.command",
 }

@@ -1,9 +1,10 @@
 """`python -m bench overhead`: microseconds of the host from the Python call to the kernel launch.
 
-On a GPU: whole calls of `fa4.flash_attn_func` and of the peers in turns, in a loop of calls and
-one by one after a synchronize, and ours by stage. Without a GPU: ours alone, with the compiled host
-function but with nothing behind it: no CUDA driver, no caching allocator, no queries of stream and
-capture. The attention is tiny, so that the GPU is never what is waited for.
+On a GPU: whole calls of `fa4.flash_attn_func` and of the peers in turns, one by one after a
+synchronize, in a loop of calls, and in one with their backwards; ours by stage. Without a GPU: ours
+alone, with the compiled host function but with nothing behind it: no CUDA driver, no caching
+allocator, no queries of stream and capture. The attention is tiny, so that the GPU is never what is
+waited for.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bench.hopper.implementations import OURS, Implementation, implementations
 SHAPE = (1, 256, 4, 128)  # batch, length, heads, head dim
 LOOP = 100  # calls; far below the launch queue's depth, where the host would wait
 AFTER_SYNCHRONIZE = (1, 2, 3, 5, 10, 20, 50, 100)  # numbers of calls that are shown
+WARM_SECONDS = 1.0  # of calls before any is timed: processors raise their clocks, caches fill
 LIMIT_US = 15.0
 IDLE = "8"  # first letter of the names in the runtime that does nothing
 
@@ -70,23 +72,55 @@ def measure(device: str, compared: list[Implementation], rounds: int) -> dict[st
             missing[implementation.name] = implementation.missing
             continue
         calls[implementation.name] = _in_context(implementation, inputs)
+    training = {}
+    if device == "cuda":
+        training, failed = _runnable(
+            {i.name: _training(i, inputs) for i in compared if i.name in calls}
+        )
+        missing |= failed
     with torch.no_grad():
-        for run in calls.values():
-            run(3, lambda: None)  # compiles
+        warm_up(calls, synchronize)
         ours = {OURS: calls[OURS]}
-        return {
-            "gpu_measured": device == "cuda",
-            "missing": missing,
-            "loop_us": loops(calls, rounds, synchronize),
+        measured = {
             "each_us": one_by_one(calls, rounds, synchronize),
             "each_us_alone": one_by_one(ours, rounds, synchronize),
             "each_us_never_waiting": one_by_one(ours, rounds, lambda: None),
+            "loop_us": loops(calls, rounds, synchronize),
             "stages_us": loops(
                 {name: _repeat(stage) for name, stage in stages(*inputs).items()},
                 rounds,
                 synchronize,
             ),
         }
+    measured["training_us"] = loops(training, rounds, synchronize)
+    return {"gpu_measured": device == "cuda", "missing": missing, **measured}
+
+
+def warm_up(runs: Mapping[str, Callable[[int, Call], None]], synchronize: Call) -> None:
+    """Compile, and go on for WARM_SECONDS."""
+    until = 0.0
+    while time.perf_counter() < until or not until:
+        for run in runs.values():
+            run(LOOP, lambda: None)
+            synchronize()
+        until = until or time.perf_counter() + WARM_SECONDS  # compiling takes longer
+
+
+def _runnable(
+    runs: Mapping[str, Callable[[int, Call], None]],
+) -> tuple[dict[str, Callable[[int, Call], None]], dict[str, str]]:
+    """Those that can be called, compiled by that; and why the peers among the others cannot."""
+    good, failed = {}, {}
+    for name, run in runs.items():
+        try:
+            run(3, lambda: None)
+        except Exception as error:
+            if name == OURS:
+                raise
+            failed[f"{name}, training"] = f"{type(error).__name__}: {error}"
+        else:
+            good[name] = run
+    return good, failed
 
 
 def loops(
@@ -231,8 +265,24 @@ def _in_context(
     implementation: Implementation, inputs: list[torch.Tensor]
 ) -> Callable[[int, Call], None]:
     """Calls n times, with `between` before and after each."""
-    call = implementation.bind(tuple(inputs), False)
+    return _calls(implementation, implementation.bind(tuple(inputs), False))
 
+
+def _training(
+    implementation: Implementation, inputs: list[torch.Tensor]
+) -> Callable[[int, Call], None]:
+    """The same with a backward behind each call, by autograd."""
+    leaves = tuple(t.detach().clone().requires_grad_() for t in inputs)
+    forward, grad_out = implementation.bind(leaves, False), torch.ones_like(inputs[0])
+
+    def call() -> None:
+        (out,) = implementation.output(forward())
+        torch.autograd.grad(out, leaves, grad_out)
+
+    return _calls(implementation, call)
+
+
+def _calls(implementation: Implementation, call: Call) -> Callable[[int, Call], None]:
     def run(times: int, between: Call) -> None:
         with implementation.context():
             between()
@@ -272,6 +322,9 @@ def report(content: dict[str, Any]) -> str:
         lines.append(f"\n{title:41}{numbers}")
         for name, row in content[key].items():
             lines.append(f"  {name:39}" + "".join(f"{us:8.2f}" for us in row.values()))
+    if content["training_us"]:
+        lines.append(f"\n{LOOP} calls with their backwards back to back, us per pair:")
+        lines += [f"  {name:24}{us:8.2f}" for name, us in content["training_us"].items()]
     lines.append("\nOurs by stage, us:")
     lines += [f"  {name:24}{us:8.2f}" for name, us in content["stages_us"].items()]
     return "\n".join(lines)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fa4.compile import PACKAGE, fingerprint
+
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("nvidia-cutlass-dsl", "flash-attn-4", "quack-kernels", "nvidia-cuda-nvdisasm")
-
+DIGITS = 12  # of the fingerprint that files have
 
 STATIC = "static counts of compiled code; cycles are modelled, nothing is measured"
+
+
+def provenance() -> dict[str, str]:
+    """When, and of which kernels: another source of them or another compiler has another one."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "fingerprint": fingerprint(PACKAGE)[:DIGITS],
+    }
 
 
 def save(name: str, rows: list[dict[str, Any]], ptxas: str, note: str = STATIC) -> Path:
     """Write `results/NAME.json`; returns its path."""
     versions = {package: _version(package) for package in PACKAGES}
     content = {
+        **provenance(),
         "versions": {"ptxas": ptxas, **versions},
         "note": note,
         "rows": rows,

@@ -1,13 +1,11 @@
-"""`python -m bench hopper-backward`: gradients on this GPU, checked at random and timed."""
+"""`python -m bench hopper-backward`: gradients on this GPU, timed."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -20,36 +18,29 @@ from bench.hopper.backward_implementations import (
 )
 from bench.hopper.cells import Cell, grid
 from bench.hopper.command import add_grid_options, measure_grid
+from bench.hopper.compiling import compile_plan, processes
 from bench.hopper.cuda import CudaDevice
 from bench.hopper.implementations import gemm
 from bench.hopper.measure import Bench
 from bench.hopper.passes import BACKWARD
-from bench.hopper.problems import Trial, draw, upstream
 from bench.hopper.summary import BACKWARD_GOALS
 from bench.hopper.timing import Effort
-from fa4 import api, compile, reference
-from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, example_problem
 
 
 def main(argv: list[str]) -> int:
-    """Check, measure, print and save; 1 when ours is wrong somewhere or cells are left."""
+    """Measure, print and save; 1 when ours is wrong somewhere or cells are left."""
     options = parse(argv)
     if not torch.cuda.is_available():
         print("No CUDA device here: this command measures a GPU.")
         return 2
     variants = _variants(options)
     todo = grid(options.sets, options.head_dims, options.masks, options.lengths)
-    trials = list(_trials(options))
     plans = {plan_backward(_problem(cell, options.dtype), ARCH) for cell in todo}
     plans |= {tuned(plan, changes) for plan in plans for changes in variants}
-    for problem in (trial.problem() for trial in trials):
-        plans |= {plan_backward(problem, ARCH), plan_forward(problem, ARCH)}
     _compile_all(plans, () if options.ours_only else todo)
-    failures = sum(not check_trial(trial) for trial in trials)
-    print(f"{len(trials)} random problems, {failures} failures", flush=True)
     device = CudaDevice()
     bench = Bench(
         device,
@@ -59,17 +50,13 @@ def main(argv: list[str]) -> int:
         effort=Effort(rounds=options.rounds),
         measured=BACKWARD,
     )
-    measured = measure_grid(bench, options, ["hopper-backward", *argv], BACKWARD_GOALS)
-    return 1 if failures else measured
+    return measure_grid(bench, options, ["hopper-backward", *argv], BACKWARD_GOALS)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Options; wrong ones end the program."""
     parser = argparse.ArgumentParser(prog="python -m bench hopper-backward", description=__doc__)
     add_grid_options(parser)
-    parser.add_argument("--trials", type=int, default=100, help="random problems to check first")
-    parser.add_argument("--kernels", type=int, default=24, help="that the random problems use")
-    parser.add_argument("--seed", type=int, default=0, help="of the first random problem")
     parser.add_argument("--rounds", type=int, default=Effort.rounds, help="of timing, at least")
     parser.add_argument(
         "--tunings",
@@ -92,41 +79,6 @@ def _problem(cell: Cell, dtype: str) -> Problem:
     return example_problem(cell.head_dim, causal=cell.causal, dtype=dtype)
 
 
-# ---- checking
-
-
-def _trials(options: argparse.Namespace) -> Iterator[Trial]:
-    """Random problems of at most so many kernels."""
-    kernels, seed, count = set(), options.seed, 0
-    while count < options.trials:
-        trial = draw(seed)
-        seed += 1
-        if trial.kernel not in kernels:
-            if len(kernels) == options.kernels:
-                continue
-            kernels.add(trial.kernel)
-        count += 1
-        yield trial
-
-
-def check_trial(trial: Trial) -> bool:
-    """Gradients of a random problem by the error rule; prints what is wrong."""
-    leaves = tuple(t.detach().requires_grad_() for t in trial.inputs("cuda"))
-    try:
-        out, lse = api.flash_attn_func(*leaves, return_lse=True, **trial.options)
-        grad_out, grad_lse = upstream(out, lse, trial.seed)
-        results = torch.autograd.grad((out, lse), leaves, (grad_out, grad_lse))
-        inputs = tuple(t.detach() for t in leaves)
-        agreement = reference.compare_gradients(
-            trial.problem(), inputs, (grad_out, grad_lse), results
-        )
-    except torch.OutOfMemoryError:
-        return True
-    if not agreement.ok:
-        print("WRONG", trial.seed, trial, agreement, flush=True)
-    return agreement.ok
-
-
 # ---- compiling: by as many processes as there are cores, into the caches
 
 
@@ -134,21 +86,11 @@ def _compile_all(plans: Iterable[BasePlan], peers_of: Sequence[Cell]) -> None:
     """Ours, and flash-attn-4's for the cells."""
     plans, start = list(plans), time.monotonic()
     kinds = sorted({(c.head_dim, c.causal, c.heads_q // c.heads_kv) for c in peers_of})
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        peers, ours = pool.map(_compile_peer, kinds), pool.map(_compile, plans)
+    with processes() as pool:
+        peers, ours = pool.map(_compile_peer, kinds), pool.map(compile_plan, plans)
         print("\n".join(filter(None, (*peers, *ours))))
     seconds = time.monotonic() - start
     print(f"{len(plans)} + {len(kinds)} kernels compiled in {seconds:.0f} s", flush=True)
-
-
-def _compile(plan: BasePlan) -> str:
-    """Returns what went wrong."""
-    try:
-        if not compile.object_file(plan).exists():
-            compile.compile_to(plan, compile.object_file(plan))
-    except Exception as error:  # for example a tuning that does not fit
-        return f"{plan.name}: {type(error).__name__}: {str(error)[:300]}"
-    return ""
 
 
 def _compile_peer(kind: tuple[int, bool, int]) -> str:

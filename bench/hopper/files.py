@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bench.hopper.cells import length_name
 from bench.hopper.implementations import package_version
 from bench.hopper.measure import OK, Measurement
 from bench.hopper.summary import FORWARD_GOALS, Goals, ratio, summarise
+from bench.results import provenance
 
 SCHEMA = 1
 PACKAGES = (
@@ -32,10 +32,13 @@ CARD = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit
 
 
 def environment() -> dict[str, Any]:
-    """Date, GPU, versions, and the card's state as nvidia-smi reads it; None for the unknown."""
+    """Date, fingerprint of the kernels, GPU, versions, and the card's state by nvidia-smi.
+
+    None for the unknown. Older files have no fingerprint.
+    """
     gpu = torch.cuda.is_available()
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **provenance(),
         "gpu": torch.cuda.get_device_name() if gpu else None,
         "capability": list(torch.cuda.get_device_capability()) if gpu else None,
         "versions": {

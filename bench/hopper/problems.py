@@ -43,13 +43,6 @@ class Trial:
         options = " ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.dtype} {sizes} {self.layout} {self.contents} {options}".rstrip()
 
-    @property
-    def kernel(self) -> tuple[Any, ...]:
-        """What the compiled kernel depends on, or more."""
-        left, right = self.options.get("window_size", (None, None))
-        bounds = (_bounded(left), _bounded(right) or self.options.get("causal", False))
-        return (self.head_dims, self.dtype, bounds, "softcap" in self.options)
-
     def problem(self) -> Problem:
         """The same call as a Problem."""
         left, right = self.options.get("window_size", (None, None))
@@ -172,10 +165,6 @@ def _bound(rng: random.Random, seqlen_k: int) -> int | None:
     if kind < 0.5:
         return rng.choice((0, 1, *EDGES))
     return rng.randint(0, seqlen_k + 8)
-
-
-def _bounded(bound: int | None) -> bool:
-    return bound is not None and bound >= 0
 
 
 def upstream(out: torch.Tensor, lse: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

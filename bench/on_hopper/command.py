@@ -7,22 +7,19 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
 
+from bench import processes
 from bench.hopper.files import environment
 from bench.on_hopper.trials import VARIANTS, Task, backward_trial, small_trial, variant_trial
 from bench.on_hopper.work import work
 from fa4.on_hopper.modes import MODES
 from fa4.on_hopper.sessions import no_hopper
 from fa4.reference import AGREEING
-
-PATIENCE = 150.0  # seconds after the time is spent until a silent process counts as lost
 
 
 def main(argv: list[str]) -> int:
@@ -118,33 +115,12 @@ def by_kernel(records: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def _results(options: argparse.Namespace, tasks: list[Task]) -> Iterator[dict[str, Any]]:
     """Records of all processes; a variant belongs to one, so that none is compiled twice."""
-    context = get_context("spawn")
-    queue = context.Queue()
     shares = [
         [t for t in tasks if t.trial.seed % len(VARIANTS) % options.jobs == job]
         for job in range(options.jobs)
     ]
-    processes = [
-        context.Process(
-            target=work, args=(share, options.seconds, options.emulator, queue), daemon=True
-        )
-        for share in shares
-        if share
-    ]
-    for process in processes:
-        process.start()
-    running, deadline = len(processes), time.monotonic() + options.seconds + PATIENCE
-    while running and time.monotonic() < deadline:
-        try:
-            record = queue.get(timeout=5.0)
-        except Empty:
-            if not any(process.is_alive() for process in processes):
-                return
-            continue
-        if record is None:
-            running -= 1
-        else:
-            yield record
+    given = [(share, options.seconds, options.emulator) for share in shares if share]
+    return processes.records(work, given, options.seconds)
 
 
 def _shown(

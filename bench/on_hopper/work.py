@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from bench.hopper.fuzz import poison_free_memory
+from bench.hopper.attempt import poison_free_memory
 from bench.hopper.problems import upstream
 from bench.on_hopper.trials import Task
 from fa4.on_hopper.modes import MODES
@@ -21,20 +21,21 @@ AGREEING_CAPPED = 0.995
 LSE_APART = 1e-4
 
 
-def work(tasks: Sequence[Task], seconds: float, emulate: bool, results: Any) -> None:
-    """Do the tasks on the current CUDA device and put a record of each into the queue `results`.
+def work(
+    tasks: Sequence[Task], seconds: float, emulate: bool, put: Callable[[dict[str, Any]], None]
+) -> None:
+    """Do the tasks on the current CUDA device and `put` a record of each.
 
-    Stops after `seconds`, or when the GPU is lost. None ends the records.
+    Stops after `seconds`, or when the GPU is lost.
     """
     begin = time.monotonic()
     for task in tasks:
         if time.monotonic() - begin > seconds:
             break
         record, lost = attempt(task, emulate)
-        results.put(record)
+        put(record)
         if lost:
             break
-    results.put(None)
 
 
 def attempt(task: Task, emulate: bool) -> tuple[dict[str, Any], bool]:

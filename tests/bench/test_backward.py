@@ -83,8 +83,8 @@ def test_variants_are_ours_with_another_tuning() -> None:
 
 
 def test_options_are_those_of_the_forward_and_more() -> None:
-    options = parse(["--head-dims", "64", "--trials", "0", "--tunings", "{'stages': 1}"])
-    assert (options.head_dims, options.trials, options.tunings) == ([64], 0, ["{'stages': 1}"])
+    options = parse(["--head-dims", "64", "--tunings", "{'stages': 1}"])
+    assert (options.head_dims, options.tunings) == ([64], ["{'stages': 1}"])
     assert options.lengths == cells.LENGTHS
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from bench.hopper import pipes
 from bench.hopper.implementations import Implementation
+from bench.hopper.pipes import chosen
 from bench.results import FOLDER
 
-MEASURED = json.loads((FOLDER / "hopper.json").read_text())["cells"]
+HOPPER, PIPES = (json.loads((FOLDER / f"{name}.json").read_text()) for name in ("hopper", "pipes"))
+MEASURED = HOPPER["cells"]
 
 
 def cell(name: str, length: int, ratio: float) -> dict:
@@ -23,17 +25,36 @@ def test_below_aim_is_what_the_table_shows() -> None:
 
 
 def test_each_cell_is_taken_with_its_best_peer() -> None:
-    assert pipes.chosen(MEASURED, ["d64 full 512"]) == [
+    assert chosen(MEASURED, ["d64 full 512"]) == [
         ["d64 full 512", "ours"],
         ["d64 full 512", "cudnn"],
     ]
     below = [c["name"] for c in MEASURED if pipes.below_aim(c)]
-    assert [name for name, who in pipes.chosen(MEASURED, None) if who == "ours"] == below
+    assert [name for name, who in chosen(MEASURED, None) if who == "ours"] == below
+
+
+def unlike(hopper: dict, pipes: dict) -> list[list[str]]:
+    """Launches that one file has and the other asks for, if both are of the same kernels."""
+    if not hopper.get("fingerprint") or hopper["fingerprint"] != pipes.get("fingerprint"):
+        return []
+    profiled = [[row["cell"], row["implementation"]] for row in pipes["rows"]]
+    asked_for = chosen(hopper["cells"], None)
+    return [pair for pair in profiled + asked_for if (pair in profiled) != (pair in asked_for)]
+
+
+def test_what_was_profiled_is_what_lies_below_its_aim() -> None:
+    assert unlike(HOPPER, PIPES) == []
+    hopper, pipes = {**HOPPER, "fingerprint": "a"}, {**PIPES, "fingerprint": "a"}
+    pipes["rows"] = [{"cell": c, "implementation": who} for c, who in chosen(MEASURED, None)]
+    assert unlike(hopper, pipes) == []
+    first = pipes["rows"].pop(0)
+    assert unlike(hopper, pipes) == [list(first.values())]
+    assert unlike({**hopper, "fingerprint": "b"}, pipes) == []
 
 
 def test_an_unknown_cell_is_named() -> None:
     with pytest.raises(ValueError, match="d65 full 4k; there are d64 full 512"):
-        pipes.chosen(MEASURED, ["d65 full 4k"])
+        chosen(MEASURED, ["d65 full 4k"])
 
 
 def test_a_missing_peer_is_named_before_anything_is_profiled() -> None:
