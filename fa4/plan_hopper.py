@@ -53,11 +53,10 @@ class Line:
         )
 
 
-# The first line that fits counts. Each was measured on an H200 beside others for its head dims;
-# bench/results/hopper.json has the grid of 64, 128 and 256. Many small warpgroups with blocks of 64
-# keys hide the softmax best. At head dim 64 long sequences want wider blocks, and turns. At head
-# dim 256 shared memory bounds a wgmma with N = 64: blocks of 80 keys relieve it, but leave no room
-# for O, whose buffer lets short sequences load the next Q in time.
+# The first line that fits counts. Each was measured on an H200 beside others for its head dims, see
+# bench/results/hopper_tried.md; hopper.json has the grid of 64, 128 and 256. Many small warpgroups
+# with blocks of 64 keys hide the softmax best. At head dim 64 long sequences want wider blocks, and
+# turns. Above 128 a buffer of its own for O, as large as fits, lets the next Q be loaded in time.
 TUNED = (
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), most_keys=LONG),
     Line((64, 64), HopperTuning(4, 64, 6, 2, (112, 24)), masked=True, most_keys=2 * LONG),
@@ -66,9 +65,7 @@ TUNED = (
     Line((128, 128), HopperTuning(3, 64, 3, 2, (160, 24))),
     Line((192, 128), HopperTuning(3, 64, 2, 2, (160, 24))),
     Line((192, 192), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=1)),
-    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), masked=True),
-    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2), most_keys=2048),
-    Line((256, 256), HopperTuning(2, 80, 2, 1, (240, 24))),
+    Line((256, 256), HopperTuning(2, 64, 2, 1, (240, 24), o_parts=2)),
 )
 
 
