@@ -40,7 +40,7 @@ def attention_backward(
     """
     *masks, deterministic = options
     masks.append(deterministic or torch.are_deterministic_algorithms_enabled())
-    saved = tuple(_layout(t) for t in (out, grad_out, lse))
+    saved = _layout(out), _layout(grad_out), _layout(lse)
     dlse = None if grad_lse is None else _layout(grad_lse)
     arch = api.foreign_arch(q)
     call = _prepare(api.layouts_of(q, k, v), (*saved, dlse), arch, *masks)
@@ -51,10 +51,10 @@ def attention_backward(
         return attention_backward(grad_out, grad_lse, q, k, v, out, lse, *options)
     if call.launch is None:
         return tuple(q.new_zeros(shape) for shape, _ in call.gradients)
-    gradients = tuple(q.new_empty_strided(*layout) for layout in call.gradients)
+    dq, dk, dv = [q.new_empty_strided(*layout) for layout in call.gradients]
     given_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
-    call.launch(BackwardTensors(q, k, v, out, grad_out, *given_lse, *gradients))
-    return gradients
+    call.launch(BackwardTensors(q, k, v, out, grad_out, *given_lse, dq, dk, dv))
+    return dq, dk, dv
 
 
 @dataclass(frozen=True, slots=True)
