@@ -9,9 +9,12 @@ of `torch.library.custom_op`; with an autograd function of our own, which costs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from fa4 import api
 from fa4.gradients import attention_backward
@@ -40,11 +43,8 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, direct: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
     ) -> Results:
-        if direct:
-            out, lse = api.attention(q, k, v, *options)
-        else:
-            with torch._C._AutoDispatchBelowAutograd():
-                out, lse = torch.ops.fa4.attention(q, k, v, *options)
+        call = api.attention if direct else _below_autograd(torch.ops.fa4.attention)
+        out, lse = call(q, k, v, *options)
         ctx.direct, ctx.options = direct, options
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
@@ -68,8 +68,7 @@ class _Attention(torch.autograd.Function):
 class _AttentionBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Gradients:
-        with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.fa4.attention_backward(*given)
+        return _below_autograd(torch.ops.fa4.attention_backward)(*given)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> None:
@@ -81,12 +80,32 @@ class _AttentionBackward(torch.autograd.Function):
         )
 
 
-def _attention_autograd(*given: Any) -> Results:
-    return _Attention.apply(False, *given)
+def _below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*given)
+
+    return call
+
+
+def _recorded(
+    operator: Callable[..., Any], with_gradient: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What autograd does with a call of an operator."""
+    without = _below_autograd(operator)
+
+    def call(*given: Any) -> Any:
+        wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
+        forward_mode = forward_ad._current_level >= 0  # which autograd functions refuse
+        return (with_gradient if wanted or forward_mode else without)(*given)
+
+    return call
 
 
 for _key in ("CPU", "CUDA"):
     LIBRARY.impl("attention", api.attention, _key)
     LIBRARY.impl("attention_backward", attention_backward, _key)
-LIBRARY.impl("attention", _attention_autograd, "Autograd")
-LIBRARY.impl("attention_backward", _AttentionBackward.apply, "Autograd")
+_recorded_attention = _recorded(torch.ops.fa4.attention, partial(_Attention.apply, False))
+_recorded_backward = _recorded(torch.ops.fa4.attention_backward, _AttentionBackward.apply)
+LIBRARY.impl("attention", _recorded_attention, "Autograd")
+LIBRARY.impl("attention_backward", _recorded_backward, "Autograd")
