@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack as _innermost_transform
+from torch.autograd import forward_ad
 
 from fa4.addressing import (
     TMA_ALIGNMENT,
@@ -26,6 +30,7 @@ from fa4.emulator.sessions import open_sessions
 from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, default_scale
+from fa4.schema import Results
 
 if TYPE_CHECKING:
     from fa4.launch import Launch
@@ -54,13 +59,14 @@ def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    *,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] = (None, None),
     softcap: float = 0.0,
     return_lse: bool = False,
     deterministic: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Results:
     """Softmax attention, O = softmax(softmax_scale * Q K^T) V; differentiable.
 
     Args:
@@ -89,55 +95,68 @@ def flash_attn_func(
 
     Under `torch.autocast` q, k and v are cast to its dtype, as those of torch's SDPA are.
 
-    q, k and v have gradients, through lse too.
+    q, k and v have gradients, through lse too, but no second derivatives. Options are passed by
+    name: their order differs among versions of FlashAttention. Fake tensors give fake results.
 
     CUDA tensors on compute capability 9.0, 10.0 and 10.3 run natively; a call may be captured in a
     CUDA graph after one with the same shapes and options was made outside. CPU tensors run the same
     compiled kernel in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
 
     Raises:
-        TypeError, ValueError: a dtype, shape, stride or option that is not supported.
-        NotImplementedError: the device has no kernel.
+        TypeError, ValueError: a dtype, shape, stride, option or kind of tensor that is not
+            supported, for example a DTensor.
+        NotImplementedError: the device has no kernel; or, in a backward pass, when gradients are
+            differentiated.
     """
     tracing = torch.compiler.is_compiling()
-    layouts = None if tracing else layouts_of(q, k, v)
+    plain = not tracing and is_plain(q, k, v)
+    if not (plain or tracing):
+        _refuse_kinds(q, k, v)
     if (q.is_cuda or q.is_cpu) and torch.is_autocast_enabled(q.device.type):
         q, k, v = (_autocast(tensor) for tensor in (q, k, v))
-        layouts = None if tracing else layouts_of(q, k, v)
     options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
-    if tracing or (
+    if not plain or (
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     ):
         from fa4 import ops  # late, like `_launcher`
 
         results = ops.attention(q, k, v, *options)
         return results if return_lse else results[0]
-    arch = None if q.is_cuda and not open_sessions else foreign_arch(q)
+    out, lse = attention(q, k, v, *options, with_lse=return_lse)
+    return (out, lse) if return_lse else out
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, with_lse: bool = True
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(out, lse) as `flash_attn_func` gives them, lse None unless asked for; no gradient is
+    recorded. q, k and v have memory, see `is_plain`; `options` as in `Options`."""
+    layouts, arch = layouts_of(q, k, v), foreign_arch(q)
     try:
-        call = _prepare(layouts, arch, return_lse, *options)
+        call = _prepare(layouts, arch, with_lse, *options)
     except TypeError:  # perhaps only since an option cannot be hashed: say what it must be
         resolve(layouts, arch, *options)
         raise
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
-        rest = softmax_scale, causal, window_size, softcap, return_lse, deterministic
-        return flash_attn_func(q, k, v, *rest)
+        return attention(q, k, v, *options, with_lse=with_lse)
     # strided: seven tenths of the price of new_empty
     out = q.new_empty_strided(*call.out)
-    lse = q.new_empty_strided(*call.lse, dtype=torch.float32) if return_lse else None
+    lse = q.new_empty_strided(*call.lse, dtype=torch.float32) if with_lse else None
     if call.launch:
         call.launch(q, k, v, out, lse)
     else:
         out.zero_()
-        if return_lse:
+        if with_lse:
             lse.fill_(-torch.inf)
-    return (out, lse) if return_lse else out
+    return out, lse
 
 
 def can_implement(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    *,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] = (None, None),
@@ -146,13 +165,13 @@ def can_implement(
 ) -> Support:
     """Say whether `flash_attn_func` with these arguments would run, and if not, why.
 
-    Compiles nothing, launches nothing, reads no tensor contents.
+    Compiles nothing, launches nothing, reads no tensor contents. No for tensors that may have no
+    memory (subclasses such as FakeTensor, those in transforms of torch.func).
     """
     try:
-        layouts = layouts_of(q, k, v)
-        arch = None if q.is_cuda and not open_sessions else foreign_arch(q)
+        _refuse_kinds(q, k, v, without_memory=True)
         options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
-        resolve(layouts, arch, *options)
+        resolve(layouts_of(q, k, v), foreign_arch(q), *options)
     except (TypeError, ValueError, NotImplementedError) as error:
         return Support(False, str(error))
     copies = [
@@ -174,25 +193,61 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
-# (shape, strides, dtype, device) of q, k and v
-_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-Layouts = tuple[_Layout, _Layout, _Layout]
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> bool:
+    """Whether a call can go straight to the kernel; runs on every call.
+
+    Not so for subclasses and in transforms of torch.func, where tensors have no address, under
+    modes that watch operators or replace them, and for forward-mode derivatives: there only a call
+    of an operator is noticed.
+    """
+    return (
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and (not more or _PLAIN.issuperset(map(type, more)))
+        and _innermost_transform() is None
+        and not _len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
+    )
+
+
+def _refuse_kinds(*tensors: Any, without_memory: bool = False) -> None:
+    """Raise TypeError for q, k, v that are no tensors or distributed over processes, and, if told
+    so, for those that may have no memory of their own."""
+    distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    for name, tensor in zip("qkv", tensors, strict=True):
+        kind = type(tensor).__name__
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {kind}; it must be a torch.Tensor.")
+        if isinstance(tensor, distributed):
+            raise TypeError(
+                f"{name} is a {kind}; attention is not distributed here. Shard it by batch or "
+                "heads and pass the parts that are here: q.to_local(), or by "
+                "torch.distributed.tensor.experimental.local_map."
+            )
+        if without_memory and (type(tensor) not in _PLAIN or _innermost_transform()):
+            raise TypeError(
+                f"{name} is a {kind} that may have no memory of its own; ask for a torch.Tensor or "
+                "nn.Parameter, outside of torch.func."
+            )
+
+
+# shape, strides, dtype, device
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+Layouts = tuple[Layout, Layout, Layout]
+"""Of q, k and v."""
 
 
 def layouts_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Layouts:
     """What must be equal for two calls to be the same but for addresses; runs on every call."""
-    try:
-        return (
-            (q.shape, q.stride(), q.dtype, q.device),
-            (k.shape, k.stride(), k.dtype, k.device),
-            (v.shape, v.stride(), v.dtype, v.device),
-        )
-    except AttributeError:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(tensor, torch.Tensor):
-                kind = type(tensor).__name__
-                raise TypeError(f"{name} is a {kind}; it must be a torch.Tensor.") from None
-        raise
+    return (
+        (q.shape, q.stride(), q.dtype, q.device),
+        (k.shape, k.stride(), k.dtype, k.device),
+        (v.shape, v.stride(), v.dtype, v.device),
+    )
 
 
 @dataclass(frozen=True, slots=True)

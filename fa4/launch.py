@@ -94,10 +94,7 @@ class _NativeLaunch:
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
-        here = current_session()
-        if here is not None:
-            check_session(here, q.device)
-            raise ValueError(f"a native launch inside {here.name}; call outside of the session.")
+        refuse_session(q)
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 self(q, k, v, out, lse)
@@ -167,6 +164,14 @@ def check_session(here: Session | None, device: torch.device) -> None:
             f"q is on {device} inside {here.name}, which takes {here.takes} tensors; "
             "pass those, or call outside of the session."
         )
+
+
+def refuse_session(q: torch.Tensor) -> None:
+    """Raise ValueError for a native launch inside a session."""
+    here = current_session()
+    if here is not None:
+        check_session(here, q.device)
+        raise ValueError(f"a native launch inside {here.name}; call outside of the session.")
 
 
 @contextmanager

@@ -1,10 +1,15 @@
-"""Torch tensors -> arguments of the compiled backward -> its launches on their device."""
+"""Torch tensors -> arguments of the compiled backward -> its launches on their device.
+
+As in `launch`, what shapes, strides and options decide is prepared once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -15,17 +20,25 @@ from fa4.arguments import (
     pack_backward_per_call,
     pack_backward_rest,
 )
-from fa4.compile import compile_forward
+from fa4.compile import HostFunction, compile_forward
 from fa4.emulator import current_session, session
 from fa4.emulator.hook import the_hook
-from fa4.launch import check_launch, check_session, labels, num_sms, section_sizes, stream_of
+from fa4.launch import (
+    Strides,
+    check_launch,
+    check_session,
+    labels,
+    num_sms,
+    refuse_session,
+    section_sizes,
+    stream_of,
+)
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import CHIPS, DTYPE_BYTES
 from fa4.problem import Problem
 
 
-@dataclass(frozen=True)
-class BackwardTensors:
+class BackwardTensors(NamedTuple):
     """What a backward pass reads and writes. Bases and all strides but the last (1) of those in 16
     bits are multiples of 16 bytes; the others are float32 and contiguous.
 
@@ -44,46 +57,103 @@ class BackwardTensors:
     dk: torch.Tensor
     dv: torch.Tensor
 
-    def present(self) -> dict[str, torch.Tensor]:
-        """By name, without what is None."""
-        return {name: t for name, t in vars(self).items() if t is not None}
+    def strides(self) -> tuple[Strides, ...]:
+        """Of those in 16 bits, in the order of `STRIDED`."""
+        return tuple(getattr(self, name).stride() for name in STRIDED)
 
 
-def backward(problem: Problem, plan: BackwardPlan, tensors: BackwardTensors) -> None:
-    """Compute dq, dk and dv, on the current stream of a CUDA device or emulated.
+BackwardLaunch = Callable[[BackwardTensors], None]
 
-    Raises ValueError inside a session that takes tensors of another kind of device.
+
+def prepare(
+    problem: Problem, plan: BackwardPlan, strides: tuple[Strides, ...], device: torch.device
+) -> BackwardLaunch:
+    """What computes dq, dk and dv, on the current stream of a CUDA device or in a session.
+
+    `strides`, in elements, are those of `STRIDED`. A launch checks nothing; threads may share it.
+
+    Compiles and loads the kernels of a CUDA device. Raises ValueError inside a session that takes
+    tensors of another kind of device, here and at each launch.
     """
-    parts, device = workspace_parts(problem, plan), tensors.q.device
-    workspace = torch.empty(sum(parts.values()), dtype=torch.float32, device=device)
-    memory = tensors.present() | {"workspace": workspace}
-    if tensors.q.is_cuda and current_session() is None:
-        with torch.cuda.device(device):
-            entry = compile_forward(plan, emulated=False)
-            stream = torch._C._cuda_getCurrentRawStream(device.index)
-            block = _block(problem, plan, memory, parts, num_sms(device))
-            check_launch(entry(block, stream), plan)
-    else:
-        _launch_in_session(problem, plan, memory, parts)
+    here = current_session()
+    check_session(here, device)
+    work = _Work(
+        plan,
+        _rest(problem, plan, strides),
+        _offsets(workspace_parts(problem, plan)),
+    )
+    if device.type == "cpu" or here is not None:
+        return _SessionLaunch(work)
+    with torch.cuda.device(device):
+        entry = compile_forward(plan, emulated=False)
+    return _NativeLaunch(work, entry, device.index, num_sms(device))
 
 
-def _block(
-    problem: Problem,
-    plan: BackwardPlan,
-    memory: dict[str, torch.Tensor],
-    parts: dict[str, int],
-    num_ctas: int,
-) -> bytes:
-    """The argument block. memory: the tensors and the workspace, which has `parts`."""
-    values = {name: tensor.data_ptr() for name, tensor in memory.items()}
-    at = values.pop("workspace")
-    for name, floats in parts.items():
-        values[name] = at
-        at += floats * FLOAT_BYTES
-    values["num_ctas"] = num_ctas
-    per_call = pack_backward_per_call(*(values.get(name, 0) for name in BACKWARD_PER_CALL))
-    strides = tuple(memory[name].stride() for name in STRIDED)
-    return per_call + _rest(problem, plan, strides)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is the same in all launches of a problem, wherever they run."""
+
+    plan: BackwardPlan
+    rest: bytes  # of the argument block
+    offsets: tuple[int, ...]  # in bytes, of the parts of the workspace; behind them, its size
+
+    def workspace(self, device: torch.device) -> torch.Tensor:
+        """Memory of one launch."""
+        return torch.empty(self.offsets[-1] // FLOAT_BYTES, dtype=torch.float32, device=device)
+
+    def block(self, tensors: BackwardTensors, workspace: torch.Tensor, num_ctas: int) -> bytes:
+        """The argument block."""
+        at = workspace.data_ptr()
+        return (
+            pack_backward_per_call(
+                *[0 if tensor is None else tensor.data_ptr() for tensor in tensors],
+                *[at + offset for offset in self.offsets[:-1]],
+                num_ctas,
+            )
+            + self.rest
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeLaunch:
+    """The warm path, see that of `launch`."""
+
+    work: _Work
+    entry: HostFunction
+    device: int
+    num_sms: int
+
+    def __call__(self, tensors: BackwardTensors) -> None:
+        refuse_session(tensors.q)
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                self(tensors)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        workspace = self.work.workspace(tensors.q.device)
+        block = self.work.block(tensors, workspace, self.num_sms)
+        check_launch(self.entry(block, stream), self.work.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionLaunch:
+    """Launches in the innermost open session, or in one of the emulator's with its defaults."""
+
+    work: _Work
+
+    def __call__(self, tensors: BackwardTensors) -> None:
+        plan, device = self.work.plan, tensors.q.device
+        workspace = self.work.workspace(device)
+        named = tensors._asdict() | {"workspace": workspace}
+        memory = {name: tensor for name, tensor in named.items() if tensor is not None}
+        with ExitStack() as stack:
+            here = current_session() or stack.enter_context(session(arch=plan.arch))
+            check_session(here, device)
+            stack.enter_context(here.lend(memory, labels(plan)))
+            stack.enter_context(the_hook().call())
+            stream = stream_of(device, stack)
+            block = self.work.block(tensors, workspace, here.device.num_sms)
+            check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
 
 
 def workspace_parts(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
@@ -98,25 +168,13 @@ def workspace_parts(problem: Problem, plan: BackwardPlan) -> dict[str, int]:
     }
 
 
-def _launch_in_session(
-    problem: Problem,
-    plan: BackwardPlan,
-    memory: dict[str, torch.Tensor],
-    parts: dict[str, int],
-) -> None:
-    """In the innermost open session, or in one of its own with the default schedule."""
-    with ExitStack() as stack:
-        here = current_session() or stack.enter_context(session(arch=plan.arch))
-        check_session(here, memory["q"].device)
-        stack.enter_context(here.lend(memory, labels(plan)))
-        stack.enter_context(the_hook().call())
-        stream = stream_of(memory["q"].device, stack)
-        block = _block(problem, plan, memory, parts, here.device.num_sms)
-        check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
+def _offsets(parts: dict[str, int]) -> tuple[int, ...]:
+    """In bytes, of the workspace's parts in the order of the argument block, and its size."""
+    floats = (parts[name] for name in BACKWARD_PER_CALL if name in parts)
+    return tuple(FLOAT_BYTES * end for end in accumulate(floats, initial=0))
 
 
-@lru_cache(maxsize=4096)
-def _rest(problem: Problem, plan: BackwardPlan, strides: tuple[tuple[int, ...], ...]) -> bytes:
+def _rest(problem: Problem, plan: BackwardPlan, strides: tuple[Strides, ...]) -> bytes:
     """The argument block of a launch but for what differs from call to call."""
     values: dict[str, int | float] = {size: getattr(problem, size) for size in SIZES}
     for name, (batch, row, head, _) in zip(STRIDED, strides, strict=True):

@@ -1,41 +1,32 @@
 """Attention as torch operators: `torch.ops.fa4.attention` and its gradient.
 
-`fa4.flash_attn_func` goes through them where a gradient is needed or a graph is traced; they carry
-the registrations that autograd and torch.compile need. Defined with torch.library's low-level
-interface, whose dispatch is several times cheaper than that of `torch.library.custom_op`.
+`fa4.flash_attn_func` goes through them wherever torch may have something else in mind than to run
+the kernel: where a graph is traced, for fake tensors and other subclasses, under dispatch modes.
+Defined with torch.library's low-level interface, whose dispatch is several times cheaper than that
+of `torch.library.custom_op`; with an autograd function of our own, which costs half of what
+`torch.library.register_autograd` makes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from fa4 import api
-from fa4.addressing import addressable
-from fa4.launch_backward import BackwardTensors, backward
-from fa4.plan_backward import plan_backward
+from fa4.gradients import attention_backward
 from fa4.problem import Problem
-
-_OPTIONS = (
-    "float? softmax_scale, bool causal, int? window_left, int? window_right, float softcap, "
-    "bool deterministic"
-)
-_LIBRARY = torch.library.Library("fa4", "DEF")
-_LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
-    f"Tensor out, Tensor lse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
-)
+from fa4.schema import LIBRARY, Gradients, Results
 
 
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
     """Differentiable (out, lse), see `flash_attn_func`; `options` as in `api.Options`."""
-    if not torch.compiler.is_compiling():
-        _asked(q, k, v, options)  # our errors come before those of the operator's schema
-    return torch.ops.fa4.attention(q, k, v, *options)
+    if torch.compiler.is_compiling() or not api.is_plain(q, k, v):
+        return torch.ops.fa4.attention(q, k, v, *options)
+    return _Attention.apply(True, q, k, v, *options)
 
 
 def options_of(problem: Problem) -> api.Options:
@@ -45,95 +36,76 @@ def options_of(problem: Problem) -> api.Options:
     return problem.scale, *masks, problem.softcap, problem.deterministic
 
 
-def _arch(q: torch.Tensor) -> str:
-    return api.foreign_arch(q) or api.native_arch(q.device)
+class _Attention(torch.autograd.Function):
+    """`direct`: without torch's dispatcher, which takes longer than all else of a call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, direct: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
+    ) -> Results:
+        call = api.attention if direct else _below_autograd(torch.ops.fa4.attention)
+        out, lse = call(q, k, v, *options)
+        ctx.direct, ctx.options = direct, options
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        given = grad_out, grad_lse, q, k, v, out, lse, *ctx.options
+        grads = (grad_out,) if grad_lse is None else (grad_out, grad_lse)
+        # where gradients of gradients are recorded, the operator refuses them
+        direct = ctx.direct and not torch.is_grad_enabled() and api.is_plain(q, k, v, *grads)
+        gradients = (attention_backward if direct else torch.ops.fa4.attention_backward)(*given)
+        return None, *gradients, *(None for _ in ctx.options)
 
 
-def _asked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: api.Options
-) -> tuple[Problem, str]:
-    """The problem and the architecture it runs on."""
-    arch = _arch(q)
-    return api.resolve(api.layouts_of(q, k, v), arch, *options)[0], arch
+class _AttentionBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Gradients:
+        return _below_autograd(torch.ops.fa4.attention_backward)(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> None:
+        raise NotImplementedError(
+            "The gradients of fa4's attention are differentiated once more, as by a second "
+            "backward pass behind one with create_graph=True; its kernels give first derivatives "
+            "only. Compute this attention by torch's scaled_dot_product_attention under "
+            "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
+        )
 
 
-def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    scale, causal, left, right, softcap, _ = options  # O has the same bits always
-    with torch.no_grad():
-        return api.flash_attn_func(q, k, v, scale, causal, (left, right), softcap, return_lse=True)
+def _below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*given)
+
+    return call
 
 
-def _attention_backward(
-    grad_out: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    (out, lse), options, deterministic = rest[:2], rest[2:-1], rest[-1]
-    options = (*options, deterministic or torch.are_deterministic_algorithms_enabled())
-    problem, arch = _asked(q, k, v, options)
-    if problem.empty:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    given = {"q": q, "k": k, "v": v, "o": out, "do": _unit_stride(grad_out)}
-    tensors = BackwardTensors(
-        **{name: addressable(name, tensor) for name, tensor in given.items()},
-        lse=lse.contiguous(),
-        dlse=None if grad_lse is None else grad_lse.contiguous(),
-        **dict(zip(("dq", "dk", "dv"), gradients, strict=True)),
-    )
-    backward(problem, plan_backward(problem, arch), tensors)
-    return gradients
+def _recorded(
+    operator: Callable[..., Any], with_gradient: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What autograd does with a call of an operator."""
+    without = _below_autograd(operator)
 
+    def call(*given: Any) -> Any:
+        wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
+        forward_mode = forward_ad._current_level >= 0  # which autograd functions refuse
+        return (with_gradient if wanted or forward_mode else without)(*given)
 
-def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _attention_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, seqlen, heads, _ = q.shape
-    out = q.new_empty((batch, seqlen, heads, v.shape[3]))
-    return out, q.new_empty((batch, heads, seqlen), dtype=torch.float32)
-
-
-def _attention_backward_fake(
-    grad_out: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse = ctx.saved_tensors
-    if grad_out is None:
-        grad_out = torch.zeros_like(out)
-    gradients = torch.ops.fa4.attention_backward(
-        grad_out, grad_lse, q, k, v, out, lse, *ctx.options
-    )
-    return *gradients, *(None for _ in ctx.options)
+    return call
 
 
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("attention", _attention, _key)
-    _LIBRARY.impl("attention_backward", _attention_backward, _key)
-torch.library.register_fake("fa4::attention", _attention_fake, lib=_LIBRARY)
-torch.library.register_fake("fa4::attention_backward", _attention_backward_fake, lib=_LIBRARY)
-torch.library.register_autograd("fa4::attention", _differentiate, setup_context=_save, lib=_LIBRARY)
+    LIBRARY.impl("attention", api.attention, _key)
+    LIBRARY.impl("attention_backward", attention_backward, _key)
+_recorded_attention = _recorded(torch.ops.fa4.attention, partial(_Attention.apply, False))
+_recorded_backward = _recorded(torch.ops.fa4.attention_backward, _AttentionBackward.apply)
+LIBRARY.impl("attention", _recorded_attention, "Autograd")
+LIBRARY.impl("attention_backward", _recorded_backward, "Autograd")

@@ -67,7 +67,7 @@ def test_result_shapes_dtypes_and_layout(launches):
 
 def test_arguments_reach_the_problem(launches):
     q, k, v = tensors(v_dim=32)
-    fa4.flash_attn_func(q, k, v, 0.5, window_size=(3, -1), softcap=7)
+    fa4.flash_attn_func(q, k, v, softmax_scale=0.5, window_size=(3, -1), softcap=7)
     problem = launches[0].problem
     assert (problem.seqlen_q, problem.seqlen_k, problem.batch) == (8, 16, 2)
     assert (problem.heads_q, problem.heads_kv) == (4, 2)
@@ -143,6 +143,9 @@ def test_fault_28_misuse_is_a_clear_error_before_any_launch(launches, name):
 def test_fault_28_dropout_is_no_argument(launches):
     with pytest.raises(TypeError, match="dropout_p"):
         fa4.flash_attn_func(*tensors(), dropout_p=0.1)
+    for call in (fa4.flash_attn_func, fa4.can_implement):
+        with pytest.raises(TypeError, match="positional"):
+            call(*tensors(), 0.1)  # where FlashAttention-2 has dropout_p
 
 
 def test_a_gradient_flag_is_fine_where_no_gradient_is_recorded(launches):

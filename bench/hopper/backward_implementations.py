@@ -11,7 +11,7 @@ import torch
 from bench.hopper.implementations import OURS, Implementation
 from bench.hopper.passes import Given
 from fa4 import ops
-from fa4.launch_backward import BackwardTensors, backward
+from fa4.launch_backward import BackwardTensors, prepare
 from fa4.plan_backward import plan_backward
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.problem import Problem, default_scale, example_problem
@@ -51,10 +51,16 @@ def _variant(changes: Changes) -> Implementation:
         plan = tuned(plan_backward(_problem(q, k, causal), ARCH), changes)
         problem = replace(_problem(q, k, causal), deterministic=plan.deterministic)
 
+        def tensors() -> BackwardTensors:
+            grads = (torch.empty_like(t) for t in (q, k, v))
+            return BackwardTensors(q, k, v, out, grad_out, lse, None, *grads)
+
+        launch = prepare(problem, plan, tensors().strides(), q.device)
+
         def call() -> Given:
-            grads = tuple(torch.empty_like(t) for t in (q, k, v))
-            backward(problem, plan, BackwardTensors(q, k, v, out, grad_out, lse, None, *grads))
-            return grads
+            given = tensors()
+            launch(given)
+            return given[-3:]
 
         return call
 

@@ -20,8 +20,8 @@ import torch
 from torch.nn import attention as torch_attention
 from torch.nn.functional import pad
 
-from fa4 import ops
-from fa4.api import Options
+from fa4 import api
+from fa4.gradients import attention_backward
 
 NAME = "fa4-kernels"
 EMULATED_NAME = "fa4-kernels-emulated"
@@ -144,7 +144,7 @@ def _forward(
             "torch.nn.attention.sdpa_kernel with another backend around the call."
         )
     (q, k, v), options = _ours(inputs, is_causal, scale)
-    out, lse = ops.attention(q, k, v, *options)
+    out, lse = api.attention(q, k, v, *options)
     return _laid_out(out.transpose(1, 2), inputs[0]), lse
 
 
@@ -161,7 +161,7 @@ def _backward(
     """
     (q, k, v), options = _ours(inputs, is_causal, scale)
     (out, lse), hidden = saved, inputs[1].shape[2] - k.shape[1]
-    dq, dk, dv = torch.ops.fa4.attention_backward(
+    dq, dk, dv = attention_backward(
         grad_out.transpose(1, 2), None, q, k, v, out.transpose(1, 2), lse, *options
     )
     if hidden:
@@ -171,7 +171,7 @@ def _backward(
 
 def _ours(
     inputs: Inputs, is_causal: bool, scale: float | None
-) -> tuple[tuple[torch.Tensor, ...], Options]:
+) -> tuple[tuple[torch.Tensor, ...], api.Options]:
     """q, k, v (batch, seqlen, heads, head_dim) and the options of the same attention.
 
     SDPA's causal mask is aligned at the top left, ours at the bottom right: with fewer keys than

@@ -102,8 +102,9 @@ def attention(
     bound = None if window is None else window - 1
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     softcap, deterministic = options.get("softcap") or 0.0, options.get("deterministic") or False
-    masks = causal, (bound, bound)
-    return flash_attn_func(q, k, v, scaling, *masks, softcap, deterministic=deterministic), None
+    asked = {"softmax_scale": scaling, "causal": causal, "window_size": (bound, bound)}
+    asked |= {"softcap": softcap, "deterministic": deterministic}
+    return flash_attn_func(q, k, v, **asked), None
 
 
 _REFUSED = ("dropout", "s_aux", "position_bias", "cu_seq_lens_q", "output_attentions")

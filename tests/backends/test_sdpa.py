@@ -93,9 +93,9 @@ def test_causal_is_aligned_at_the_top_left(lengths: tuple[int, int]) -> None:
 @pytest.mark.usefixtures("active")
 def test_our_kernel_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    attention = backend.ops.attention
+    attention = backend.api.attention
     monkeypatch.setattr(
-        backend.ops, "attention", lambda *given: called.append(given) or attention(*given)
+        backend.api, "attention", lambda *given: called.append(given) or attention(*given)
     )
     inputs = draw(70, 70)
     sdpa(*inputs)
@@ -154,6 +154,14 @@ def test_deterministic_algorithms_are_taken_where_torch_asks_for_them(warn_only:
         finally:
             torch.use_deterministic_algorithms(False)
     assert "deterministic" in emulated.launches[-1].name
+
+
+@pytest.mark.usefixtures("active")
+def test_second_derivatives_are_refused() -> None:
+    q, k, v = (t.requires_grad_() for t in draw(40, 40))
+    (dq,) = torch.autograd.grad(sdpa(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
+        torch.autograd.grad(dq.square().sum(), q)
 
 
 def test_kernels_of_cuda_tensors_have_the_signatures_of_torch() -> None:

@@ -47,7 +47,8 @@ def test_options_become_ours() -> None:
     query, key, value = heads_first()
     options = {"sliding_window": 20, "softcap": 5.0, "dropout": 0.0, "use_cache": True}
     out, weights = backend.attention(CAUSAL, query, key, value, None, scaling=0.2, **options)
-    expected = fa4.flash_attn_func(*draw((40, 70)), 0.2, True, (19, 0), 5.0)
+    asked = {"softmax_scale": 0.2, "causal": True, "window_size": (19, 0), "softcap": 5.0}
+    expected = fa4.flash_attn_func(*draw((40, 70)), **asked)
     assert weights is None
     assert out.equal(expected)
     out, _ = backend.attention(CAUSAL, query, key, value, None, is_causal=False, sliding_window=20)

@@ -23,16 +23,18 @@ def test_every_block_of_rows_has_a_cta(arch: str, batch: int) -> None:
     problem = example_problem(128, batch=batch, seqlen_q=8192, seqlen_k=128, heads_q=32, heads_kv=1)
     plan, grids = plan_backward(problem, arch), []
     empty = torch.zeros(1, dtype=torch.bfloat16).as_strided((1,) * 4, (1 << 20, 128, 128, 1))
-    tensors = dict.fromkeys(("q", "k", "v", "o", "do", "dq", "dk", "dv"), empty)
-    tensors["lse"] = torch.zeros(1)
-    tensors["workspace"] = torch.zeros(4)
+    lse, small = torch.zeros(1), torch.zeros(4)
+    tensors = launch_backward.BackwardTensors(*[empty] * 5, lse, None, *[empty] * 3)
 
     def note(_session: Session, raw: object, _ranges: object) -> None:
         grids.append(raw.grid)
 
-    with mock.patch.object(Session, "launch", note), session(arch=arch):
-        parts = launch_backward.workspace_parts(problem, plan)
-        launch_backward._launch_in_session(problem, plan, tensors, parts)
+    with (
+        mock.patch.object(Session, "launch", note),
+        mock.patch.object(launch_backward._Work, "workspace", return_value=small),
+        session(arch=arch),
+    ):
+        launch_backward.prepare(problem, plan, tensors.strides(), lse.device)(tensors)
     blocks = batch * 32 * 8192 // plan.m_tile
     assert [grid[0] for grid in grids] == [blocks, batch, blocks]
 

@@ -5,7 +5,7 @@ shows a fault.
 import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from unittest import mock
 
@@ -20,7 +20,7 @@ from fa4.emulator.engines import Engines
 from fa4.emulator.errors import EmulatorError
 from fa4.emulator.mutants import Site, sites, without
 from fa4.emulator.program import Program
-from fa4.launch_backward import BackwardTensors, backward
+from fa4.launch_backward import BackwardTensors, prepare
 from fa4.pipeline import barriers
 from fa4.pipeline.check import required_actions
 from fa4.plan_backward import plan_backward
@@ -171,7 +171,8 @@ def run(
             check=kind == CHECKED,
         ),
     ):
-        backward(problem, plan, replace(tensors, **gradients))
+        given = tensors._replace(**gradients)
+        prepare(problem, plan, given.strides(), given.q.device)(given)
     return results, seen[-1]
 
 

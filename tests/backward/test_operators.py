@@ -1,11 +1,15 @@
-"""The torch operators: autograd, fake tensors, torch.compile."""
+"""The torch operators: autograd, torch.compile, flops, what is prepared once."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
-from fa4 import ops
+from fa4 import api, gradients, ops
 from tests.backward.gradients import differentiate, draw, upstream
 
 OPTIONS = (None, True, None, None, 0.0, False)
@@ -25,6 +29,18 @@ def test_opcheck_of_the_backward() -> None:
     for grad_lse in (None, upstream(inputs)[1]):
         arguments = (upstream(inputs)[0], grad_lse, *inputs, out, lse, *OPTIONS)
         opcheck(torch.ops.fa4.attention_backward.default, arguments)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(70, 0), (0, 90)])
+def test_opcheck_of_empty_problems(queries: int, keys: int) -> None:
+    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in draw((70, 90)))
+    inputs = q[:, :queries], k[:, :keys], v[:, :keys]
+    out, lse = fa4.flash_attn_func(*inputs, return_lse=True)
+    arguments = (torch.ones_like(out), None, *inputs, out, lse, *OPTIONS)
+    opcheck(torch.ops.fa4.attention_backward.default, arguments)
+    results = torch.ops.fa4.attention_backward(*arguments)
+    assert all(r.eq(0).all() and r.shape == t.shape for r, t in zip(results, inputs, strict=True))
+    opcheck(torch.ops.fa4.attention.default, (*(t.requires_grad_() for t in inputs), *OPTIONS))
 
 
 def test_compiled_graph_gives_the_same_gradients() -> None:
@@ -73,3 +89,109 @@ def test_no_gradient_is_recorded_where_none_is_wanted() -> None:
         assert not fa4.flash_attn_func(q, k, v).requires_grad
     assert fa4.flash_attn_func(q, k, v).grad_fn is not None
     assert ops.attention(q.detach(), k.detach(), v.detach(), *OPTIONS)[0].grad_fn is None
+
+
+@pytest.mark.parametrize("through", [fa4.flash_attn_func, torch.ops.fa4.attention])
+def test_second_derivatives_are_refused(through: Callable[..., Any]) -> None:
+    tensors = leaves()
+    options = OPTIONS if through is torch.ops.fa4.attention else ()
+    results = through(*tensors, *options)
+    out = results[0] if options else results
+    once = torch.autograd.grad(out.sum(), tensors, retain_graph=True)
+    recorded = torch.autograd.grad(out.sum(), tensors, create_graph=True)
+    assert all(a.equal(b) for a, b in zip(once, recorded, strict=True))
+    with pytest.raises(NotImplementedError, match=r"first derivatives only.*SDPBackend\.MATH"):
+        torch.autograd.grad(recorded[0].square().sum(), tensors)
+
+
+def test_second_derivatives_of_the_operator_of_the_backward_are_refused() -> None:
+    inputs = draw((70, 90))
+    out, lse = fa4.flash_attn_func(*inputs, return_lse=True)
+    grad_out = torch.ones_like(out).requires_grad_()
+    dq, _, _ = torch.ops.fa4.attention_backward(grad_out, None, *inputs, out, lse, *OPTIONS)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        dq.sum().backward()
+
+
+def test_results_of_another_problem_are_refused() -> None:
+    inputs = draw((70, 90))
+    out, lse = fa4.flash_attn_func(*inputs, return_lse=True)
+    right = {"grad_out": out, "grad_lse": lse, "out": out, "lse": lse}
+    wrong = {
+        "grad_out": out[:, 1:],
+        "grad_lse": lse.double(),
+        "out": out.float(),
+        "lse": lse[..., :1],
+    }
+    for name, tensor in wrong.items():
+        grad_out, grad_lse, *saved = (right | {name: tensor}).values()
+        with pytest.raises(ValueError, match=f"^{name} has shape .* that of q, k and v has shape"):
+            torch.ops.fa4.attention_backward(grad_out, grad_lse, *inputs, *saved, *OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "grad_out"])
+@pytest.mark.parametrize("fault", ["base", "rows", "last"])
+def test_what_tma_cannot_address_is_copied(name: str, fault: str) -> None:
+    """Bases and rows that are no multiples of 16 bytes; a last stride that is not 1."""
+    q, k, v = draw((20, 30), heads=(2, 2))
+    grad_out = upstream((q, k, v))[0]
+    out, lse = fa4.flash_attn_func(q, k, v, causal=True, return_lse=True)
+    given = {"grad_out": grad_out, "grad_lse": None, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    expected = torch.ops.fa4.attention_backward(*given.values(), *OPTIONS)
+    if fault == "last" and name in "qkv":
+        given[name] = elsewhere(given[name], fault)
+        with pytest.raises(ValueError, match=f"{name} has strides .* the last must be 1"):
+            torch.ops.fa4.attention_backward(*given.values(), *OPTIONS)
+        return
+    given[name] = elsewhere(given[name], fault)
+    got = torch.ops.fa4.attention_backward(*given.values(), *OPTIONS)
+    assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
+
+
+def elsewhere(tensor: torch.Tensor, fault: str) -> torch.Tensor:
+    """The same values, where a fault says."""
+    if fault == "last":
+        return tensor.transpose(2, 3).contiguous().transpose(2, 3)
+    if fault == "rows":
+        return torch.cat([tensor, tensor[..., :1]], -1)[..., :-1]
+    return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+
+def test_a_second_step_is_prepared_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw((20, 30))
+    grads = upstream(inputs)
+    first = differentiate(inputs, grads, causal=True)
+    for place in ((api, "resolve"), (gradients, "plan_backward"), (gradients, "prepare")):
+        monkeypatch.setattr(*place, None)
+    second = differentiate([t.clone() for t in inputs], grads, causal=True)
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+    with pytest.raises(TypeError, match="NoneType"):
+        differentiate(inputs, grads)
+
+
+def test_flops_are_counted_as_those_of_sdpa() -> None:
+    """Whether a gradient is recorded or not, and whatever the mask, as torch does."""
+    q, k, v = (t.requires_grad_() for t in draw((20, 30), heads=(4, 2), dims=(64, 32)))
+    with torch.no_grad(), FlopCounterMode(display=False) as forward:
+        fa4.flash_attn_func(q, k, v, causal=True)
+    with FlopCounterMode(display=False) as both:
+        out = fa4.flash_attn_func(q, k, v, window_size=(3, 0))
+        out.sum().backward()
+    out = fa4.flash_attn_func(q, k, v)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    sdpa = torch.ops.aten._scaled_dot_product_flash_attention
+    like = [t.to("meta").transpose(1, 2) for t in (q, k, v)]
+    like[1:] = (t.repeat_interleave(2, 1) for t in like[1:])
+    rest = torch.empty(1, 4, 20, device="meta"), None, None, 20, 30, 0.0, True
+    state = (torch.empty(0, device="meta"),) * 2
+    result = torch.empty(1, 4, 20, 32, device="meta")
+    with FlopCounterMode(display=False) as expected:
+        sdpa(*like)
+    with FlopCounterMode(display=False) as expected_backward:
+        torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            result, *like, result, *rest, *state
+        )
+    assert forward.get_total_flops() == expected.get_total_flops() > 0
+    assert backward.get_total_flops() == expected_backward.get_total_flops() > 0
+    assert both.get_total_flops() == forward.get_total_flops() + backward.get_total_flops()

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import fa4
+from fa4 import emulator
+from fa4.api import emulated_arch
 
 WIDTH, LENGTH = 128, 70  # two heads of 64
 PROCESSES = 2
@@ -59,6 +62,20 @@ def test_autocast_and_checkpointing() -> None:
     assert len(calls) == 2
     assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
     assert all(grad.dtype == torch.float32 and grad.any() for grad in got)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_selective_checkpointing_keeps_attention_on_request(kept: bool) -> None:
+    plain, recomputed = Model(), Model()
+    expected = gradients(plain, plain, samples()[:1])
+    operators = [torch.ops.fa4.attention.default] if kept else []
+    contexts = partial(create_selective_checkpoint_contexts, operators)
+    call = partial(checkpoint, recomputed, use_reentrant=False, context_fn=contexts)
+    with emulator.session(arch=emulated_arch()) as emulated:
+        got = gradients(call, recomputed, samples()[:1])
+    forwards = [launch for launch in emulated.launches if launch.name.startswith("fa4_fwd")]
+    assert len(forwards) == (1 if kept else 2)
+    assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16])

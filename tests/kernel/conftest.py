@@ -1,9 +1,14 @@
-"""Plans that the kernel tests share."""
+"""What the kernel tests share."""
+
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
+import torch
 
 from fa4.plan import TUNED, Plan, plan_forward
 from fa4.problem import example_problem
+from tests.kernel.fake_gpu import Gpu
 
 MASKS = {
     "full": {},
@@ -23,3 +28,19 @@ def every_plan(request: pytest.FixtureRequest) -> Plan:
     """Every shipped plan in bfloat16."""
     head_dim, head_dim_v, mask = request.param.split("-")
     return make_plan((int(head_dim), int(head_dim_v)), mask, "bfloat16")
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    """In torch's place."""
+    gpu = Gpu()
+    with (
+        mock.patch.multiple(
+            torch._C,
+            create=True,
+            _cuda_getDevice=lambda: gpu.current,
+            _cuda_getCurrentRawStream=lambda device: gpu.stream,
+        ),
+        mock.patch.object(torch.cuda, "device", gpu.device),
+    ):
+        yield gpu

@@ -3,7 +3,6 @@
 import ctypes
 import struct
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,60 +10,15 @@ import pytest
 import torch
 
 from fa4 import emulator, launch
-from fa4.arguments import INTEGERS, NUMBERS
 from fa4.compile import c_interface
 from fa4.emulator.errors import EmulatorError
 from fa4.plan import plan_forward
 from fa4.problem import example_problem
 from fa4.tile_counter import TileCounters
+from tests.kernel.fake_gpu import DEVICE, OTHER_STREAM, Gpu, OnDevice
 
 PROBLEM = example_problem(64, seqlen_q=8, seqlen_k=9, scale=0.25, causal=True)
 STRIDES = ((512, 64, 64, 1), (576, 64, 64, 1), (640, 72, 64, 1), (512, 64, 64, 1))
-DEVICE, OTHER_STREAM = 1, 0x5EED
-
-
-class OnDevice:
-    """A tensor that says it is on a GPU."""
-
-    device = torch.device("cuda", DEVICE)
-
-    def __init__(self, address: int) -> None:
-        self.data_ptr = lambda: address
-
-
-class Gpu:
-    """What a launch asks of torch and of the compiled host function; keeps what reaches that."""
-
-    def __init__(self) -> None:
-        self.current, self.stream, self.error = DEVICE, OTHER_STREAM, 0
-        self.launches: list[SimpleNamespace] = []
-
-    def entry(self, block: bytes, stream: int) -> int:
-        values = struct.unpack(f"={len(INTEGERS)}q{len(NUMBERS)}d", block)
-        fields = dict(zip((*INTEGERS, *NUMBERS), values, strict=True))
-        self.launches.append(SimpleNamespace(device=self.current, stream=stream, **fields))
-        return self.error
-
-    def device(self, index: int) -> mock.MagicMock:
-        before, guard = self.current, mock.MagicMock()
-        guard.__enter__.side_effect = lambda: setattr(self, "current", index)
-        guard.__exit__.side_effect = lambda *_: setattr(self, "current", before)
-        return guard
-
-
-@pytest.fixture
-def gpu() -> Iterator[Gpu]:
-    gpu = Gpu()
-    with (
-        mock.patch.multiple(
-            torch._C,
-            create=True,
-            _cuda_getDevice=lambda: gpu.current,
-            _cuda_getCurrentRawStream=lambda device: gpu.stream,
-        ),
-        mock.patch.object(torch.cuda, "device", gpu.device),
-    ):
-        yield gpu
 
 
 def native(gpu: Gpu, arch: str = "sm_90a", with_lse: bool = True) -> launch.Launch:

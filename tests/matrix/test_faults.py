@@ -36,7 +36,7 @@ def randoms(lengths, heads=(2, 1), head_dims=(64, 64), dtype=torch.bfloat16, bat
 
 def run(q, k, v, scale=None, **mask):
     """out, lse of the kernel, after a comparison with float32."""
-    out, lse = fa4.flash_attn_func(q, k, v, scale, **mask, return_lse=True)
+    out, lse = fa4.flash_attn_func(q, k, v, softmax_scale=scale, **mask, return_lse=True)
     agreement = reference.compare(problem_of(q, k, v, scale, **mask), (q, k, v), out, lse)
     assert agreement.ok, agreement
     return out, lse
