@@ -110,15 +110,17 @@ def backward_edges(q_stages: int, do_stages: int) -> tuple[Edge, ...]:
 
     dS goes to tensor memory for dK, and to shared memory for dQ. Both are free again when dP of the
     next block is computed, since a commit comes after all earlier MMAs. A block's Q is handed back
-    after dK, which needs dS and so comes after all reads of LSE and delta.
+    after dK, which needs dS and so comes after all reads of LSE and delta; and after all reads of
+    dO, which needs a release of its own only where fewer stages of it must be free sooner.
     """
     tma, umma, warps = Kind.TMA, Kind.UMMA, Kind.WARPS
+    do_released = "commit" if do_stages < q_stages else "q_loaded"
     rows = (
         # name, producer, consumer, kind, stages, released by, orders TMEM, meaning
         ("k_loaded", "load", "mma", tma, 1, NEVER, 0, "the CTA's keys are in smem"),
         ("v_loaded", "load", "mma", tma, 1, NEVER, 0, "the CTA's values are in smem"),
         ("q_loaded", "load", "mma", tma, q_stages, "commit", 0, "a Q block is in smem"),
-        ("do_loaded", "load", "mma", tma, do_stages, "commit", 0, "a dO block is in smem"),
+        ("do_loaded", "load", "mma", tma, do_stages, do_released, 0, "a dO block is in smem"),
         ("rows_loaded", "load", "compute", tma, q_stages, "q_loaded", 0, "so are LSE and delta"),
         ("s_computed", "mma", "compute", umma, 1, "p_written", 1, "S^T = K Q^T is in TMEM"),
         ("p_written", "compute", "mma", warps, 1, "s_computed", 1, "P^T is in TMEM"),

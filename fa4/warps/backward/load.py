@@ -22,8 +22,8 @@ from fa4.warps.backward.work import BackwardWork
 class BackwardLoad:
     """Order: K, V, then per query block Q, its LSE and delta, its dO.
 
-    Waits: the release of q_loaded and do_loaded; in the end nobody waits for them, since the last
-    commit of the CTA, gradients_computed, comes after theirs.
+    Waits: the release of q_loaded and, if it has one, do_loaded; in the end nobody waits for them,
+    since the last commit of the CTA, gradients_computed, comes after theirs.
     Signals: k_loaded, v_loaded, q_loaded, do_loaded, rows_loaded.
     Owns: no TMEM columns. Registers: plan.roles["load"].
     """
@@ -57,7 +57,8 @@ class BackwardLoad:
                 self._load_rows(smem, rows, pipes, RowBlock(block, head, tile.batch), stage)
                 ring.advance()
                 stage = do_ring.index
-                pipes.do_loaded.acquire(stage, do_ring.phase)
+                if cutlass.const_expr(pipes.do_loaded.edge.has_release):
+                    pipes.do_loaded.acquire(stage, do_ring.phase)
                 do.load(block, stage, pipes.do_loaded.expect(stage, plan.do_block_bytes))
                 do_ring.advance()
         cute.arch.griddepcontrol_launch_dependents()

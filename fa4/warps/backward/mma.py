@@ -47,7 +47,7 @@ class BackwardMma:
     it, and dQ overwrites dS once dK has.
     Waits: k_loaded, v_loaded, q_loaded, do_loaded, p_written, ds_written, dq_read, gradients_read.
     Signals: s_computed, dp_computed, dq_computed, gradients_computed, and the release of q_loaded
-    and do_loaded.
+    and, if it has one, do_loaded.
     Owns: no TMEM columns; issues into S, dP, dQ, dV, dK. Registers: plan.roles["mma"].
     """
 
@@ -77,7 +77,8 @@ class BackwardMma:
             if cutlass.const_expr(ahead):
                 pipes.dq_read.wait(0, phase ^ 1)
             self._grad_probabilities(x, do.index, pipes)
-            pipes.do_loaded.release(do.index)
+            if cutlass.const_expr(pipes.do_loaded.edge.has_release):
+                pipes.do_loaded.release(do.index)
             do.advance()
             stage = q.index
             q.advance()
