@@ -65,8 +65,8 @@ class Artifacts:
 
 
 @cache
-def compile_forward(plan: BasePlan, emulated: bool) -> HostFunction:
-    """The host function of the plan's kernel, compiled if it must be, its kernels loaded.
+def host_function(plan: BasePlan, emulated: bool) -> HostFunction:
+    """The host function of a plan, forward or backward: compiled if it must be, its kernels loaded.
 
     What is loaded stays bound to where it was loaded, so there is one for each place. emulated:
     load it inside `fa4.emulator.session` and call it inside `Hook.call`; otherwise outside of any

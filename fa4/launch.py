@@ -14,7 +14,7 @@ import cuda.bindings.runtime as cudart
 import torch
 
 from fa4.arguments import SIZES, pack_per_call, pack_rest
-from fa4.compile import HostFunction, compile_forward
+from fa4.compile import HostFunction, host_function
 from fa4.emulator import BarrierLabel, Labels, Session, current_session, session
 from fa4.emulator.hook import the_hook
 from fa4.pipeline import barriers
@@ -57,7 +57,7 @@ def prepare(
     with torch.cuda.device(device):
         return _NativeLaunch(
             plan,
-            compile_forward(plan, emulated=False),
+            host_function(plan, emulated=False),
             rest,
             device.index,
             num_sms(device),
@@ -139,7 +139,7 @@ class _SessionLaunch:
             stack.enter_context(the_hook().call())
             stream = stream_of(q.device, stack)
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
-            check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
+            check_launch(host_function(plan, emulated=True)(block, stream), plan)
 
 
 def check_launch(error: int, plan: BasePlan) -> None:

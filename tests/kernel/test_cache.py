@@ -32,9 +32,9 @@ assert torch.equal(fa4.flash_attn_func(q, q, q), q)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "cache"
     monkeypatch.setenv("FA4_CACHE_DIR", str(folder))
-    compilation.compile_forward.cache_clear()
+    compilation.host_function.cache_clear()
     yield folder
-    compilation.compile_forward.cache_clear()
+    compilation.host_function.cache_clear()
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_leftovers_and_other_versions_are_ignored(cache: Path) -> None:
     for file in (cut_short, other):
         file.write_bytes(b"no object file")
     with emulator.session():
-        assert callable(compilation.compile_forward(PLAN, emulated=True))
+        assert callable(compilation.host_function(PLAN, emulated=True))
     assert path.exists()
     assert {cut_short.read_bytes(), other.read_bytes()} == {b"no object file"}
 
@@ -114,8 +114,8 @@ def test_what_is_on_disk_is_not_compiled_again(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with emulator.session():
-        compilation.compile_forward(PLAN, emulated=True)
-    compilation.compile_forward.cache_clear()
+        compilation.host_function(PLAN, emulated=True)
+    compilation.host_function.cache_clear()
     monkeypatch.setattr(compilation, "_compile", None)
     with emulator.session():
-        assert callable(compilation.compile_forward(PLAN, emulated=True))
+        assert callable(compilation.host_function(PLAN, emulated=True))
