@@ -39,14 +39,8 @@ FOLDERS = ("numerics", "pipeline", "tiles", "warps")
 MODULES = (
     *("arguments", "backward", "compile", "forward", "hopper", "hopper_backward"),
     *("host", "host_backward"),
-    *(
-        "plan",
-        "plan_backward_base",
-        "plan_backward_blackwell",
-        "plan_base",
-        "plan_hopper",
-        "plan_hopper_backward",
-    ),
+    *("plan_backward_base", "plan_backward_blackwell", "plan_base", "plan_blackwell"),
+    *("plan_hopper", "plan_hopper_backward"),
     "problem",
 )
 

@@ -19,8 +19,8 @@ from fa4.emulator import BarrierLabel, Labels, Session, current_session, session
 from fa4.emulator.hook import the_hook
 from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
-from fa4.plan import Plan
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
+from fa4.plan_blackwell import BlackwellPlan
 from fa4.plan_hopper import HopperPlan
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.problem import Problem
@@ -250,7 +250,7 @@ def _named_barriers(plan: BasePlan) -> dict[int, BarrierLabel]:
     if isinstance(plan, HopperBackwardPlan):
         written = BarrierLabel("gradients_written", 0, ("compute",), ("compute",))
         return {barriers.GRADIENTS: written}
-    if isinstance(plan, Plan):
+    if isinstance(plan, BlackwellPlan):
         drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
         return {barriers.TMEM_DRAINED: drained}
     if not isinstance(plan, HopperPlan):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fa4.pipeline.edges import Edge, backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import BackwardTmemMap, backward_tmem_map
-from fa4.plan import padded_head_dims, tuned
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import DTYPE_BYTES, Role, require
+from fa4.plan_blackwell import padded_head_dims, tuned
 
 TILE = 128  # keys of a CTA, and queries of a block: the M of one tcgen05.mma, a TMEM lane per row
 WARPGROUP = 4  # warps; each reaches 32 of the 128 lanes of tensor memory

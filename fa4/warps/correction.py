@@ -13,7 +13,7 @@ from cutlass.pipeline import PipelineUserType, make_pipeline_state
 from fa4.numerics.online_softmax import inverse_total
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import M_TILE, Q_TILES, Plan
+from fa4.plan_blackwell import M_TILE, Q_TILES, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors, tmem_tile
 from fa4.tiles.layouts import DTYPES
 from fa4.warps.work import Work
@@ -40,7 +40,7 @@ class Correction:
     Owns: O0 O1 in TMEM between two products. Registers: plan.roles["correction"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @cute.jit
     def run(self, smem: SmemTensors, tmem: cute.Pointer, pipes: Pipes, work: Work) -> None:

@@ -11,7 +11,7 @@ from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import M_TILE, N_BLOCK, Q_TILES, Plan
+from fa4.plan_blackwell import M_TILE, N_BLOCK, Q_TILES, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors
 from fa4.tiles.layouts import DTYPES, mma_atoms
 from fa4.tiles.umma import (
@@ -52,7 +52,7 @@ class Mma:
     Owns: no TMEM columns; issues into S0 S1 O0 O1. Registers: plan.roles["mma"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @cute.jit
     def run(self, smem: SmemTensors, tmem: cute.Pointer, pipes: Pipes, work: Work) -> None:

@@ -24,7 +24,7 @@ from fa4.numerics.pairs import PairMath
 from fa4.numerics.scales import Scales
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import M_TILE, N_BLOCK, Plan
+from fa4.plan_blackwell import M_TILE, N_BLOCK, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors, tmem_tile
 from fa4.tiles.layouts import DTYPES
 from fa4.warps.work import CTA_ROWS, Work
@@ -53,7 +53,7 @@ class Softmax:
     Owns: S0 S1 in TMEM while it holds them, and P0 P1 on top. Registers: plan.roles["softmax"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @property
     def strategy(self) -> RunningMax:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fa4.plan import M_TILE, Q_TILES
+from fa4.plan_blackwell import M_TILE, Q_TILES
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.scheduler import TileSchedule, WorkTile
 

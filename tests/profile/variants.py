@@ -1,6 +1,6 @@
 """The kinds of forward kernel that ptxas is held to, and which belong to the short suite."""
 
-from fa4.plan import TUNED
+from fa4.plan_blackwell import TUNED
 from fa4.variants import Variant
 from fa4.variants import variants as every_variant
 
