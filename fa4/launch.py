@@ -17,12 +17,9 @@ from fa4.arguments import SIZES, pack_per_call, pack_rest
 from fa4.compile import HostFunction, host_function
 from fa4.emulator import BarrierLabel, Labels, Session, current_session, session
 from fa4.emulator.hook import the_hook
-from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
-from fa4.plan_blackwell import BlackwellPlan
 from fa4.plan_hopper import HopperPlan
-from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.problem import Problem
 from fa4.tile_counter import TileCounters, tile_counters
 
@@ -243,22 +240,9 @@ def labels(plan: BasePlan) -> Labels:
                 mbarriers[smem.empty[edge.name] + MBARRIER_BYTES * stage] = BarrierLabel(
                     f"{edge.name} released", stage, (edge.consumer,), (edge.producer,)
                 )
-    return Labels(tuple(warps), mbarriers, _named_barriers(plan))
-
-
-def _named_barriers(plan: BasePlan) -> dict[int, BarrierLabel]:
-    if isinstance(plan, HopperBackwardPlan):
-        written = BarrierLabel("gradients_written", 0, ("compute",), ("compute",))
-        return {barriers.GRADIENTS: written}
-    if isinstance(plan, BlackwellPlan):
-        drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
-        return {barriers.TMEM_DRAINED: drained}
-    if not isinstance(plan, HopperPlan):
-        return {}
-    among = ("attend",), ("attend",)
-    found = {}
-    for t in range(plan.q_tiles):
-        found[barriers.WARPGROUP + t] = BarrierLabel("warpgroup_arrived", t, *among)
-        if plan.tuning.ping_pong:
-            found[barriers.TURN + t] = BarrierLabel("turn_handed_on", t, *among)
-    return found
+    named = {
+        barrier.id + i: BarrierLabel(barrier.name, i, (barrier.producer,), (barrier.consumer,))
+        for barrier, count in plan.named_barriers().items()
+        for i in range(count)
+    }
+    return Labels(tuple(warps), mbarriers, named)

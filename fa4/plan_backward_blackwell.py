@@ -8,12 +8,11 @@ from fa4.pipeline.edges import Edge, backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import BackwardTmemMap, backward_tmem_map
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
-from fa4.plan_base import DTYPE_BYTES, Role, require
+from fa4.plan_base import DTYPE_BYTES, WARPGROUP, Role, require
 from fa4.plan_blackwell import padded_head_dims, tuned
 
 TILE = 128  # keys of a CTA, and queries of a block: the M of one tcgen05.mma, a TMEM lane per row
-WARPGROUP = 4  # warps; each reaches 32 of the 128 lanes of tensor memory
-LANES = 32
+LANES = 32  # of the 128 of tensor memory, which a warp of a warpgroup reaches
 COMPUTE_GROUPS = 2  # warpgroups that halve the queries of a block among themselves
 DQ_CHUNK = 32  # columns of dQ that leave in one bulk reduction of a warp
 

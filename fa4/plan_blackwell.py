@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fa4.pipeline.barriers import TMEM_DRAINED, NamedBarrier
 from fa4.pipeline.edges import Edge, forward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import TmemMap, tmem_map
@@ -84,6 +85,10 @@ class BlackwellPlan(BasePlan):
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
         return forward_edges(self.tuning.kv_stages, self.tuning.o_stages)
+
+    def named_barriers(self) -> dict[NamedBarrier, int]:
+        """What the drain of tensor memory waits for."""
+        return {TMEM_DRAINED: 1}
 
     def tmem(self) -> TmemMap:
         """Columns of tensor memory."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa4.pipeline.barriers import TURN_HANDED_ON, WARPGROUP_ARRIVED, NamedBarrier
 from fa4.pipeline.edges import Edge, hopper_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
-from fa4.plan_base import BasePlan, Role, padded, require
+from fa4.plan_base import WARPGROUP, BasePlan, Role, padded, require
 
-WARPGROUP = 4  # warps
 ROWS = 64  # query rows per warpgroup: the M of one wgmma
 PADDED_HEAD_DIMS = (64, 96, 128, 192, 256)
 LONG = 4096  # keys
@@ -114,6 +114,11 @@ class HopperPlan(BasePlan):
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
         return hopper_edges(SLOTS, self.tuning.kv_stages, self.q_buffers)
+
+    def named_barriers(self) -> dict[NamedBarrier, int]:
+        """One of each per warpgroup, those for turns only if turns are taken."""
+        turns = self.q_tiles if self.tuning.ping_pong else 0
+        return {WARPGROUP_ARRIVED: self.q_tiles, TURN_HANDED_ON: turns}
 
     @property
     def q_buffers(self) -> int:

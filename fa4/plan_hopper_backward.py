@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa4.pipeline.barriers import GRADIENTS_WRITTEN, NamedBarrier
 from fa4.pipeline.edges import Edge, hopper_backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
-from fa4.plan_base import DTYPE_BYTES, Role, padded, require
-from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, SLOT_WORDS, SLOTS, WARPGROUP
+from fa4.plan_base import DTYPE_BYTES, WARPGROUP, Role, padded, require
+from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, SLOT_WORDS, SLOTS
 
 DS_STAGES = 2
 
@@ -143,6 +144,10 @@ class HopperBackwardPlan(BackwardPlan):
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
         return hopper_backward_edges(SLOTS, self.tuning.stages)
+
+    def named_barriers(self) -> dict[NamedBarrier, int]:
+        """All compute warps wait for each other before dV, and dK, leave."""
+        return {GRADIENTS_WRITTEN: 1}
 
     def buffers(self) -> dict[str, int]:
         """Bytes of the buffers in shared memory, in their order."""

@@ -82,7 +82,7 @@ class Correction:
     def drain(self) -> None:
         """Tell the MMA warp that tensor memory may be freed."""
         warps = self.plan.roles["correction"].warps + self.plan.roles["mma"].warps
-        cute.arch.barrier_arrive(barrier_id=barriers.TMEM_DRAINED, number_of_threads=32 * warps)
+        cute.arch.barrier_arrive(barrier_id=barriers.TMEM_DRAINED.id, number_of_threads=32 * warps)
 
     @cute.jit
     def _output(self, tmem: cute.Pointer, thread: Int32, t: Int32) -> OutputTile:

@@ -97,7 +97,7 @@ class Mma:
     def drain(self) -> None:
         """Before tensor memory is freed: the correction warps have read the last O."""
         warps = self.plan.roles["correction"].warps + self.plan.roles["mma"].warps
-        cute.arch.barrier(barrier_id=barriers.TMEM_DRAINED, number_of_threads=32 * warps)
+        cute.arch.barrier(barrier_id=barriers.TMEM_DRAINED.id, number_of_threads=32 * warps)
 
     def _operands(self, smem: SmemTensors, tmem: cute.Pointer) -> Operands:
         mma, columns, base = mma_atoms(self.plan), self.plan.tmem(), tmem.toint()

@@ -1,5 +1,7 @@
 """The table of edges, and the ledger that checks a trace against it."""
 
+from dataclasses import replace
+
 import pytest
 
 from fa4.launch import labels
@@ -7,7 +9,10 @@ from fa4.pipeline import diagram
 from fa4.pipeline.check import Ledger, required_actions
 from fa4.pipeline.edges import Kind
 from fa4.pipeline.pipes import Pipe
+from fa4.plan import plan_forward
 from fa4.plan_blackwell import BlackwellPlan
+from fa4.plan_hopper import MOST_WARPGROUPS
+from fa4.problem import example_problem
 from tests.kernel.conftest import make_plan
 
 
@@ -31,7 +36,19 @@ def test_every_barrier_has_a_label(every_plan: BlackwellPlan) -> None:
     named = labels(every_plan)
     barriers = sum(e.stages * (1 + e.has_release) for e in every_plan.edges())
     assert len(named.mbarriers) == barriers
+    assert [str(label) for label in named.named_barriers.values()] == ["tmem_drained[0]"]
     assert len(named.warps) * 32 == every_plan.threads
+
+
+@pytest.mark.parametrize("ping_pong", [False, True])
+def test_every_warpgroup_has_its_named_barriers(ping_pong: bool) -> None:
+    plan = plan_forward(example_problem(64), "sm_90a")
+    tuning = replace(plan.tuning, warpgroups=MOST_WARPGROUPS, ping_pong=ping_pong)
+    named = labels(replace(plan, tuning=tuning)).named_barriers
+    assert set(named) <= set(range(1, 16))  # 0 is __syncthreads, hardware has 16
+    names = ["warpgroup_arrived", "turn_handed_on"] if ping_pong else ["warpgroup_arrived"]
+    expected = [f"{name}[{t}]" for name in names for t in range(MOST_WARPGROUPS)]
+    assert [str(named[number]) for number in sorted(named)] == expected
 
 
 def test_diagram_shows_every_edge(every_plan: BlackwellPlan) -> None:
