@@ -96,7 +96,7 @@ class ForwardHost:
             log2=read.float32("scale_log2"),
             softcap=read.float32("softcap"),
         )
-        work, tensors = Work(schedule, visibility), self._tensors(read)
+        work, tensors = Work(schedule, visibility, self.plan.cta_rows), self._tensors(read)
         copies, lse = self._copies(*tensors), self._lse(read)
         if cutlass.const_expr(isinstance(self.plan, HopperPlan)):
             counter = read.pointer("tile_counter", Int32, 4)

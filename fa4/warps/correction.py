@@ -51,7 +51,7 @@ class Correction:
         phase, tile_phase = Int32(0), Int32(0)
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
-            first, last = work.blocks(work.schedule.decode(number))
+            first, last = work.blocks(work.schedule.decode(number).m)
             for t in cutlass.range_constexpr(Q_TILES):
                 # the first block overwrites O: nothing to rescale
                 pipes.scale_written.wait(t, phase, fenced=False)

@@ -43,7 +43,7 @@ class Load:
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
             tile = work.schedule.decode(number)
-            first, last = work.blocks(tile)
+            first, last = work.blocks(tile.m)
             # (tile rows, tile columns, tile) of one head of one sequence
             gQ = cute.local_tile(
                 tma.q.tensor[None, None, tile.head, tile.batch], self.plan.q_box, (None, 0)

@@ -62,7 +62,7 @@ class Mma:
         q_phase, phase = Int32(0), Int32(0)
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
-            first, last = work.blocks(work.schedule.decode(number))
+            first, last = work.blocks(work.schedule.decode(number).m)
             pipes.kv_loaded.wait(ring.index, ring.phase)
             for t in cutlass.range_constexpr(Q_TILES):
                 pipes.q_loaded.wait(t, q_phase)
