@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from fa4.plan_base import CHIPS, BasePlan, Options, options_of
+from fa4.plan_base import CHIPS, BasePlan, PlanFields, plan_fields
 from fa4.plan_blackwell import blackwell_plan
 from fa4.plan_hopper import hopper_plan, length_class
 from fa4.problem import Problem
@@ -24,12 +24,12 @@ def plan_forward(problem: Problem, arch: str = "sm_100a") -> BasePlan:
         raise ValueError(f"{arch=} has no forward kernel; available: {', '.join(CHIPS)}")
     keys = length_class(problem.seqlen_k) if arch == "sm_90a" else 0
     dims = (problem.head_dim, problem.head_dim_v)
-    return _plan_forward(dims, options_of(problem, arch), keys)
+    return _plan_forward(dims, plan_fields(problem, arch), keys)
 
 
 @cache
-def _plan_forward(dims: tuple[int, int], options: Options, keys: int) -> BasePlan:
-    asked = dict(options)
+def _plan_forward(dims: tuple[int, int], fields: PlanFields, keys: int) -> BasePlan:
+    asked = dict(fields)
     hopper = asked["arch"] == "sm_90a"
     plan = hopper_plan(dims, asked, keys) if hopper else blackwell_plan(dims, asked)
     plan.check()

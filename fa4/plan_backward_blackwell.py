@@ -145,16 +145,16 @@ class BlackwellBackwardPlan(BackwardPlan):
 
 
 def blackwell_backward_plan(
-    dims: tuple[int, int], options: dict[str, object]
+    dims: tuple[int, int], fields: dict[str, object]
 ) -> BlackwellBackwardPlan:
-    """The backward plan for unpadded head dims; `options` are its other fields.
+    """The backward plan for unpadded head dims; `fields` are its other fields.
 
     Raises ValueError for head dims without a kernel.
     """
-    head_dim, head_dim_v = padded_head_dims(dims, options["arch"])
+    head_dim, head_dim_v = padded_head_dims(dims, fields["arch"])
     return BlackwellBackwardPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         tuning=tuned(TUNED, head_dim, head_dim_v),
-        **options,
+        **fields,
     )

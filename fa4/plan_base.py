@@ -228,11 +228,12 @@ class BasePlan:
             )
 
 
-Options = tuple[tuple[str, object], ...]
+PlanFields = tuple[tuple[str, object], ...]
+"""(name, value), hashable."""
 
 
-def options_of(problem: Problem, arch: str) -> Options:
-    """The fields of BasePlan that a problem decides, but for head dims; (name, value), hashable."""
+def plan_fields(problem: Problem, arch: str) -> PlanFields:
+    """The fields of BasePlan that a problem decides, but for head dims."""
     return (
         ("arch", arch),
         ("dtype", problem.dtype),

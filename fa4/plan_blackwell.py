@@ -142,19 +142,19 @@ class BlackwellPlan(BasePlan):
         return max(self.k_block_bytes, self.v_block_bytes)
 
 
-def blackwell_plan(dims: tuple[int, int], options: dict[str, object]) -> BlackwellPlan:
-    """The Blackwell plan for unpadded head dims; `options` are the other fields of BasePlan.
+def blackwell_plan(dims: tuple[int, int], fields: dict[str, object]) -> BlackwellPlan:
+    """The Blackwell plan for unpadded head dims; `fields` are the other fields of BasePlan.
 
     Raises ValueError for head dims without a kernel.
     """
-    head_dim, head_dim_v = padded_head_dims(dims, options["arch"])
+    head_dim, head_dim_v = padded_head_dims(dims, fields["arch"])
     return BlackwellPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         # P is at most 2^8 then, far from overflow in bfloat16 (2^128) and float16 (2^16)
         rescale_threshold=8.0,
         tuning=tuned(TUNED, head_dim, head_dim_v),
-        **options,
+        **fields,
     )
 
 

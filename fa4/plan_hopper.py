@@ -193,18 +193,18 @@ class HopperPlan(BasePlan):
         return shared_memory_map(self.edges(), buffers)
 
 
-def hopper_plan(dims: tuple[int, int], options: dict[str, object], keys: int) -> HopperPlan:
-    """The Hopper plan for unpadded head dims; `options` are the other fields of BasePlan."""
+def hopper_plan(dims: tuple[int, int], fields: dict[str, object], keys: int) -> HopperPlan:
+    """The Hopper plan for unpadded head dims; `fields` are the other fields of BasePlan."""
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
     if (head_dim, head_dim_v) not in {line.dims for line in TUNED}:
         head_dim = head_dim_v = max(head_dim, head_dim_v)
-    masked = bool(options["right_bound"] or options["left_bound"])
+    masked = bool(fields["right_bound"] or fields["left_bound"])
     lines = (line for line in TUNED if line.fits((head_dim, head_dim_v), masked, keys))
     return HopperPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         tuning=next(lines).tuning,
         # float16 P overflows at 2^16, bfloat16 P has the exponents of float32
-        fixed_reference=options["dtype"] == "bfloat16",
-        **options,
+        fixed_reference=fields["dtype"] == "bfloat16",
+        **fields,
     )

@@ -220,14 +220,14 @@ class HopperBackwardPlan(BackwardPlan):
             )
 
 
-def hopper_backward_plan(dims: tuple[int, int], options: dict[str, object]) -> HopperBackwardPlan:
-    """The backward plan for unpadded head dims; `options` are its other fields."""
+def hopper_backward_plan(dims: tuple[int, int], fields: dict[str, object]) -> HopperBackwardPlan:
+    """The backward plan for unpadded head dims; `fields` are its other fields."""
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
     if (head_dim, head_dim_v) not in TUNED:
         head_dim = head_dim_v = max(head_dim, head_dim_v)
     return HopperBackwardPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        tuning=(TUNED_SOFTCAP if options["softcap"] else TUNED)[head_dim, head_dim_v],
-        **options,
+        tuning=(TUNED_SOFTCAP if fields["softcap"] else TUNED)[head_dim, head_dim_v],
+        **fields,
     )
