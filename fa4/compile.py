@@ -25,8 +25,9 @@ from cutlass.cute.runtime import load_module
 
 from fa4.emulator import keep_ptx
 from fa4.emulator.hook import compile_target
-from fa4.host import ForwardHost, argument_pointer
+from fa4.host import ForwardHost
 from fa4.host_backward import BackwardHost
+from fa4.host_base import argument_pointer
 from fa4.plan_backward_base import BackwardPlan
 from fa4.plan_base import BasePlan
 
@@ -38,7 +39,7 @@ PACKAGE = Path(__file__).parent
 FOLDERS = ("numerics", "pipeline", "tiles", "warps")
 MODULES = (
     *("arguments", "backward", "compile", "forward", "hopper", "hopper_backward"),
-    *("host", "host_backward"),
+    *("host", "host_backward", "host_base"),
     *("plan_backward_base", "plan_backward_blackwell", "plan_base", "plan_blackwell"),
     *("plan_hopper", "plan_hopper_backward"),
     "problem",

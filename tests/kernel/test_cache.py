@@ -67,7 +67,7 @@ def test_what_is_not_compiled_keeps_the_entry(package: Path) -> None:
 def test_everything_that_the_kernels_import_is_compiled() -> None:
     """A module that is missing in the list would leave stale kernels behind."""
     code = (
-        "import sys, fa4.host\n"
+        "import sys, fa4.host, fa4.host_backward\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('fa4.')))"
     )
     done = subprocess.run(
