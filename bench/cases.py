@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.plan import Plan, plan_forward
+from fa4.plan import plan_forward
+from fa4.plan_blackwell import BlackwellPlan
 from fa4.problem import example_problem
 
 
@@ -21,7 +22,7 @@ class Case:
         dims = f"d{self.head_dim}" if same else f"d({self.head_dim},{self.head_dim_v})"
         return f"{dims} {'causal' if self.causal else 'full'}"
 
-    def plan(self) -> Plan:
+    def plan(self) -> BlackwellPlan:
         """Our plan; it depends on no length."""
         return plan_forward(example_problem(self.head_dim, self.head_dim_v, causal=self.causal))
 

@@ -13,7 +13,7 @@ from bench.cases import DIMS, Case
 from bench.progress import progress
 from bench.results import save
 from fa4.compile import artifacts
-from fa4.plan import Plan
+from fa4.plan_blackwell import BlackwellPlan
 from fa4.profile.elf import read_toolchain
 from fa4.profile.static import analyse
 from fa4.profile.summary import Summary, summarise
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def with_share(plan: Plan, share: int) -> Plan:
+def with_share(plan: BlackwellPlan, share: int) -> BlackwellPlan:
     """The plan with `share` of 128 exponentials on the FMA units; ValueError if it cannot be."""
     changed = replace(plan, tuning=replace(plan.tuning, exp2_emulated=share))
     changed.check()

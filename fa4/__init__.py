@@ -6,28 +6,21 @@ Public names load on first use, so that `import fa4` and the pure-Python parts (
 `fa4.plan`) need neither torch nor the compiler.
 """
 
-from importlib import import_module
-
+from fa4._lazy import lazy
 from fa4._version import __version__
 
 _HOME = {
-    "flash_attn_func": "fa4.api",
-    "can_implement": "fa4.api",
-    "Support": "fa4.api",
+    "flash_attn_func": "api",
+    "can_implement": "api",
+    "Support": "api",
+    "emulator": "emulator",
+    "on_hopper": "on_hopper",
 }
-_SUBMODULES = ("emulator", "on_hopper")
 
-__all__ = ["__version__", *_HOME, *_SUBMODULES]
+__all__ = ["__version__", *_HOME]
 
 
-def __getattr__(name: str) -> object:
-    if name in _SUBMODULES:
-        return import_module(f"fa4.{name}")
-    if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fa4' has no attribute {name!r}")
+__getattr__ = lazy(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

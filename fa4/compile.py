@@ -25,8 +25,9 @@ from cutlass.cute.runtime import load_module
 
 from fa4.emulator import keep_ptx
 from fa4.emulator.hook import compile_target
-from fa4.host import ForwardHost, argument_pointer
+from fa4.host import ForwardHost
 from fa4.host_backward import BackwardHost
+from fa4.host_base import argument_pointer
 from fa4.plan_backward_base import BackwardPlan
 from fa4.plan_base import BasePlan
 
@@ -38,15 +39,9 @@ PACKAGE = Path(__file__).parent
 FOLDERS = ("numerics", "pipeline", "tiles", "warps")
 MODULES = (
     *("arguments", "backward", "compile", "forward", "hopper", "hopper_backward"),
-    *("host", "host_backward"),
-    *(
-        "plan",
-        "plan_backward_base",
-        "plan_backward_blackwell",
-        "plan_base",
-        "plan_hopper",
-        "plan_hopper_backward",
-    ),
+    *("host", "host_backward", "host_base"),
+    *("plan_backward_base", "plan_backward_blackwell", "plan_base", "plan_blackwell"),
+    *("plan_hopper", "plan_hopper_backward"),
     "problem",
 )
 
@@ -65,8 +60,8 @@ class Artifacts:
 
 
 @cache
-def compile_forward(plan: BasePlan, emulated: bool) -> HostFunction:
-    """The host function of the plan's kernel, compiled if it must be, its kernels loaded.
+def host_function(plan: BasePlan, emulated: bool) -> HostFunction:
+    """The host function of a plan, forward or backward: compiled if it must be, its kernels loaded.
 
     What is loaded stays bound to where it was loaded, so there is one for each place. emulated:
     load it inside `fa4.emulator.session` and call it inside `Hook.call`; otherwise outside of any

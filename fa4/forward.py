@@ -11,7 +11,7 @@ from cutlass.memory import SmemAllocator
 from fa4.numerics.scales import Scales
 from fa4.pipeline.check import Ledger
 from fa4.pipeline.pipes import Pipes, build_pipes, init_barriers
-from fa4.plan import Plan
+from fa4.plan_blackwell import BlackwellPlan
 from fa4.tiles.bundles import TmaTensors, carve
 from fa4.tiles.layouts import smem_layouts
 from fa4.warps.correction import Correction
@@ -26,7 +26,7 @@ from fa4.warps.work import Work
 class Forward:
     """One CTA per SM, 16 warps; each warp runs the role that the plan gives it."""
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @cute.kernel
     def kernel(self, tma: TmaTensors, mLSE: cute.Tensor, work: Work, scales: Scales) -> None:

@@ -8,18 +8,16 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync
 
 from fa4.arguments import BACKWARD_INTEGERS, BACKWARD_NUMBERS
 from fa4.backward import Backward
 from fa4.hopper_backward import HopperBackward
-from fa4.host import ArgumentReader
+from fa4.host_base import LOAD, STORE, ArgumentReader, launch_kernel, tma_boxes
 from fa4.numerics.scales import GradientScales
 from fa4.plan_backward_base import BackwardPlan
 from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.tiles.backward_bundles import BackwardRows, BackwardTma
 from fa4.tiles.backward_layouts import BlackwellDq, backward_layouts
-from fa4.tiles.block_range import Visibility
 from fa4.tiles.bundles import TmaTensor
 from fa4.tiles.dq_sum import dq_layout
 from fa4.tiles.hopper_backward_layouts import hopper_backward_layouts
@@ -36,14 +34,6 @@ class BackwardReader(ArgumentReader):
     """Reads the argument block of a backward launch."""
 
     integers, numbers = BACKWARD_INTEGERS, BACKWARD_NUMBERS
-
-    def per_row(self, name: str) -> cute.Tensor:
-        """(Sq, H, B) view of the contiguous floats (B, H, Sq)."""
-        rows, heads = self.int32("seqlen_q"), self.int32("heads_q")
-        layout = cute.make_layout(
-            (rows, heads, self.int32("batch")), stride=(1, Int64(rows), Int64(rows) * heads)
-        )
-        return cute.make_tensor(self.pointer(name, Float32, 4), layout)
 
 
 @dataclass(frozen=True)
@@ -69,51 +59,24 @@ class BackwardHost:
         if cutlass.const_expr(not self._on_hopper):
             kernel, tiles = Backward(plan), BlackwellDq(plan)
         first, main, last = Preprocess(plan).kernel, kernel.kernel, Postprocess(plan, tiles)
-        self._launch(first, "_rows", (self._given(read), rows), (blocks, THREADS), stream)
-        copies = self._copies(read)
-        ctas = work.schedule.num_tiles
-        if cutlass.const_expr(plan.persistent):
-            ctas = cutlass.min(ctas, read.int32("num_ctas"))
-        self._launch(main, "", (copies, rows, work, scales), (ctas, plan.threads), stream)
-        dq = self._copy(read, "dq", tiles.layout, plan.q_box)
-        self._launch(last.kernel, "_dq", (dq, rows, scales), (blocks, last.threads), stream)
+        given, grid = (self._given(read), rows), (blocks, THREADS)
+        launch_kernel(first, plan.name + "_rows", given, grid, stream)
+        # the others start in the wake of the kernel before, which they await
+        given = self._copies(read), rows, work, scales
+        grid = read.ctas(plan, work.schedule.num_tiles), plan.threads
+        launch_kernel(main, plan.name, given, grid, stream, use_pdl=True)
+        given = self._copy(read, "dq", tiles.layout, plan.q_box), rows, scales
+        launch_kernel(
+            last.kernel, plan.name + "_dq", given, (blocks, last.threads), stream, use_pdl=True
+        )
 
     @property
     def _on_hopper(self) -> bool:
         return isinstance(self.plan, HopperBackwardPlan)
 
-    def _launch(
-        self,
-        kernel: object,
-        suffix: str,
-        arguments: tuple,
-        grid: tuple[Int32, int],
-        stream: cuda.CUstream,
-    ) -> None:
-        """grid: (CTAs, threads of each)."""
-        # With "cutlass" in its entry name ptxas generates different code
-        kernel.set_name_prefix(
-            self.plan.name + suffix, remove_cutlass_symbol=True, keep_mangled_name=False
-        )
-        kernel(*arguments).launch(
-            grid=[grid[0], 1, 1],
-            block=[grid[1], 1, 1],
-            stream=stream,
-            min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
-            use_pdl=suffix != "_rows",  # starts in the wake of the kernel before, which it awaits
-        )
-
     def _work(self, read: BackwardReader) -> BackwardWork:
         plan = self.plan
-        see = Visibility(
-            seqlen_q=read.int32("seqlen_q"),
-            seqlen_k=read.int32("seqlen_k"),
-            left=read.int32("left"),
-            right=read.int32("right"),
-            left_bound=plan.left_bound,
-            right_bound=plan.right_bound,
-            n_block=plan.n_block,
-        )
+        see = read.visibility(plan)
         heads_kv = read.int32("heads_kv")
         schedule = tile_schedule(
             num_m=(see.seqlen_k + plan.n_block - 1) // plan.n_block,
@@ -196,11 +159,5 @@ class BackwardHost:
             "heads_kv" if of_keys else "heads_q",
             "batch",
         )
-        stored = name in ("dq", "dk", "dv")
-        operation = (
-            cpasync.CopyBulkTensorTileS2GOp() if stored else cpasync.CopyBulkTensorTileG2SOp()
-        )
         tensor = read.tensor(name, shape, DTYPES[self.plan.dtype])
-        one = cute.select(layout, mode=[0, 1])
-        info = cpasync.make_tiled_tma_atom(operation, tensor, one, box)
-        return TmaTensor(info[0], info[1])
+        return tma_boxes(STORE if name in ("dq", "dk", "dv") else LOAD, tensor, layout, box)

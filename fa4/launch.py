@@ -14,15 +14,12 @@ import cuda.bindings.runtime as cudart
 import torch
 
 from fa4.arguments import SIZES, pack_per_call, pack_rest
-from fa4.compile import HostFunction, compile_forward
+from fa4.compile import HostFunction, host_function
 from fa4.emulator import BarrierLabel, Labels, Session, current_session, session
 from fa4.emulator.hook import the_hook
-from fa4.pipeline import barriers
 from fa4.pipeline.storage import MBARRIER_BYTES
-from fa4.plan import Plan
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
 from fa4.plan_hopper import HopperPlan
-from fa4.plan_hopper_backward import HopperBackwardPlan
 from fa4.problem import Problem
 from fa4.tile_counter import TileCounters, tile_counters
 
@@ -57,7 +54,7 @@ def prepare(
     with torch.cuda.device(device):
         return _NativeLaunch(
             plan,
-            compile_forward(plan, emulated=False),
+            host_function(plan, emulated=False),
             rest,
             device.index,
             num_sms(device),
@@ -139,7 +136,7 @@ class _SessionLaunch:
             stack.enter_context(the_hook().call())
             stream = stream_of(q.device, stack)
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
-            check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
+            check_launch(host_function(plan, emulated=True)(block, stream), plan)
 
 
 def check_launch(error: int, plan: BasePlan) -> None:
@@ -243,22 +240,9 @@ def labels(plan: BasePlan) -> Labels:
                 mbarriers[smem.empty[edge.name] + MBARRIER_BYTES * stage] = BarrierLabel(
                     f"{edge.name} released", stage, (edge.consumer,), (edge.producer,)
                 )
-    return Labels(tuple(warps), mbarriers, _named_barriers(plan))
-
-
-def _named_barriers(plan: BasePlan) -> dict[int, BarrierLabel]:
-    if isinstance(plan, HopperBackwardPlan):
-        written = BarrierLabel("gradients_written", 0, ("compute",), ("compute",))
-        return {barriers.GRADIENTS: written}
-    if isinstance(plan, Plan):
-        drained = BarrierLabel("tmem_drained", 0, ("correction",), ("mma",))
-        return {barriers.TMEM_DRAINED: drained}
-    if not isinstance(plan, HopperPlan):
-        return {}
-    among = ("attend",), ("attend",)
-    found = {}
-    for t in range(plan.q_tiles):
-        found[barriers.WARPGROUP + t] = BarrierLabel("warpgroup_arrived", t, *among)
-        if plan.tuning.ping_pong:
-            found[barriers.TURN + t] = BarrierLabel("turn_handed_on", t, *among)
-    return found
+    named = {
+        barrier.id + i: BarrierLabel(barrier.name, i, (barrier.producer,), (barrier.consumer,))
+        for barrier, count in plan.named_barriers().items()
+        for i in range(count)
+    }
+    return Labels(tuple(warps), mbarriers, named)

@@ -20,7 +20,7 @@ from fa4.arguments import (
     pack_backward_per_call,
     pack_backward_rest,
 )
-from fa4.compile import HostFunction, compile_forward
+from fa4.compile import HostFunction, host_function
 from fa4.emulator import current_session, session
 from fa4.emulator.hook import the_hook
 from fa4.launch import (
@@ -85,7 +85,7 @@ def prepare(
     if device.type == "cpu" or here is not None:
         return _SessionLaunch(work)
     with torch.cuda.device(device):
-        entry = compile_forward(plan, emulated=False)
+        entry = host_function(plan, emulated=False)
     return _NativeLaunch(work, entry, device.index, num_sms(device))
 
 
@@ -153,7 +153,7 @@ class _SessionLaunch:
             stack.enter_context(the_hook().call())
             stream = stream_of(device, stack)
             block = self.work.block(tensors, workspace, here.device.num_sms)
-            check_launch(compile_forward(plan, emulated=True)(block, stream), plan)
+            check_launch(host_function(plan, emulated=True)(block, stream), plan)
 
 
 def workspace_parts(problem: Problem, plan: BackwardPlan) -> dict[str, int]:

@@ -6,7 +6,7 @@ from functools import cache
 
 from fa4.plan_backward_base import BackwardPlan
 from fa4.plan_backward_blackwell import blackwell_backward_plan
-from fa4.plan_base import Options, options_of
+from fa4.plan_base import PlanFields, plan_fields
 from fa4.plan_hopper_backward import hopper_backward_plan
 from fa4.problem import Problem
 
@@ -24,13 +24,13 @@ def plan_backward(problem: Problem, arch: str) -> BackwardPlan:
     """
     if arch not in PLANS:
         raise ValueError(f"{arch=} has no backward kernel; available: {', '.join(PLANS)}")
-    options = (*options_of(problem, arch), ("deterministic", problem.deterministic))
-    return _plan_backward((problem.head_dim, problem.head_dim_v), options)
+    fields = (*plan_fields(problem, arch), ("deterministic", problem.deterministic))
+    return _plan_backward((problem.head_dim, problem.head_dim_v), fields)
 
 
 @cache
-def _plan_backward(dims: tuple[int, int], options: Options) -> BackwardPlan:
-    asked = dict(options)
+def _plan_backward(dims: tuple[int, int], fields: PlanFields) -> BackwardPlan:
+    asked = dict(fields)
     plan = PLANS[asked["arch"]](dims, asked)
     plan.check()
     return plan

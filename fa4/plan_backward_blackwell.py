@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from fa4.pipeline.edges import Edge, backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.pipeline.tmem import BackwardTmemMap, backward_tmem_map
-from fa4.plan import padded_head_dims, tuned
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
-from fa4.plan_base import DTYPE_BYTES, Role, require
+from fa4.plan_base import DTYPE_BYTES, WARPGROUP, Role, require
+from fa4.plan_blackwell import padded_head_dims, tuned
 
 TILE = 128  # keys of a CTA, and queries of a block: the M of one tcgen05.mma, a TMEM lane per row
-WARPGROUP = 4  # warps; each reaches 32 of the 128 lanes of tensor memory
-LANES = 32
+LANES = 32  # of the 128 of tensor memory, which a warp of a warpgroup reaches
 COMPUTE_GROUPS = 2  # warpgroups that halve the queries of a block among themselves
 DQ_CHUNK = 32  # columns of dQ that leave in one bulk reduction of a warp
 
@@ -146,16 +145,16 @@ class BlackwellBackwardPlan(BackwardPlan):
 
 
 def blackwell_backward_plan(
-    dims: tuple[int, int], options: dict[str, object]
+    dims: tuple[int, int], fields: dict[str, object]
 ) -> BlackwellBackwardPlan:
-    """The backward plan for unpadded head dims; `options` are its other fields.
+    """The backward plan for unpadded head dims; `fields` are its other fields.
 
     Raises ValueError for head dims without a kernel.
     """
-    head_dim, head_dim_v = padded_head_dims(dims, options["arch"])
+    head_dim, head_dim_v = padded_head_dims(dims, fields["arch"])
     return BlackwellBackwardPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         tuning=tuned(TUNED, head_dim, head_dim_v),
-        **options,
+        **fields,
     )

@@ -10,9 +10,11 @@ from fa4.pipeline.storage import SharedMemoryMap
 from fa4.problem import Problem
 
 if TYPE_CHECKING:
+    from fa4.pipeline.barriers import NamedBarrier
     from fa4.pipeline.records import IketRanges, ProbeBuffer
 
 DTYPE_BYTES = 2  # bfloat16 and float16
+WARPGROUP = 4  # warps
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ class BasePlan:
     def edges(self) -> tuple[Edge, ...]:
         """The pipeline edges of this plan's kernel."""
         raise NotImplementedError
+
+    def named_barriers(self) -> dict[NamedBarrier, int]:
+        """How many of each named barrier this plan's kernel has."""
+        return {}
 
     def smem(self) -> SharedMemoryMap:
         """Offsets in shared memory."""
@@ -222,11 +228,12 @@ class BasePlan:
             )
 
 
-Options = tuple[tuple[str, object], ...]
+PlanFields = tuple[tuple[str, object], ...]
+"""(name, value), hashable."""
 
 
-def options_of(problem: Problem, arch: str) -> Options:
-    """The fields of BasePlan that a problem decides, but for head dims; (name, value), hashable."""
+def plan_fields(problem: Problem, arch: str) -> PlanFields:
+    """The fields of BasePlan that a problem decides, but for head dims."""
     return (
         ("arch", arch),
         ("dtype", problem.dtype),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa4.pipeline.barriers import TURN_HANDED_ON, WARPGROUP_ARRIVED, NamedBarrier
 from fa4.pipeline.edges import Edge, hopper_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
-from fa4.plan_base import BasePlan, Role, padded, require
+from fa4.plan_base import WARPGROUP, BasePlan, Role, padded, require
 
-WARPGROUP = 4  # warps
 ROWS = 64  # query rows per warpgroup: the M of one wgmma
 PADDED_HEAD_DIMS = (64, 96, 128, 192, 256)
 LONG = 4096  # keys
@@ -115,6 +115,11 @@ class HopperPlan(BasePlan):
         """The pipeline edges of this plan's kernel."""
         return hopper_edges(SLOTS, self.tuning.kv_stages, self.q_buffers)
 
+    def named_barriers(self) -> dict[NamedBarrier, int]:
+        """One of each per warpgroup, those for turns only if turns are taken."""
+        turns = self.q_tiles if self.tuning.ping_pong else 0
+        return {WARPGROUP_ARRIVED: self.q_tiles, TURN_HANDED_ON: turns}
+
     @property
     def q_buffers(self) -> int:
         """Buffers for query tiles; buffer `stage * q_tiles + t` belongs to warpgroup t."""
@@ -188,18 +193,18 @@ class HopperPlan(BasePlan):
         return shared_memory_map(self.edges(), buffers)
 
 
-def hopper_plan(dims: tuple[int, int], options: dict[str, object], keys: int) -> HopperPlan:
-    """The Hopper plan for unpadded head dims; `options` are the other fields of BasePlan."""
+def hopper_plan(dims: tuple[int, int], fields: dict[str, object], keys: int) -> HopperPlan:
+    """The Hopper plan for unpadded head dims; `fields` are the other fields of BasePlan."""
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
     if (head_dim, head_dim_v) not in {line.dims for line in TUNED}:
         head_dim = head_dim_v = max(head_dim, head_dim_v)
-    masked = bool(options["right_bound"] or options["left_bound"])
+    masked = bool(fields["right_bound"] or fields["left_bound"])
     lines = (line for line in TUNED if line.fits((head_dim, head_dim_v), masked, keys))
     return HopperPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         tuning=next(lines).tuning,
         # float16 P overflows at 2^16, bfloat16 P has the exponents of float32
-        fixed_reference=options["dtype"] == "bfloat16",
-        **options,
+        fixed_reference=fields["dtype"] == "bfloat16",
+        **fields,
     )

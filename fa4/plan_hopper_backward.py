@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa4.pipeline.barriers import GRADIENTS_WRITTEN, NamedBarrier
 from fa4.pipeline.edges import Edge, hopper_backward_edges
 from fa4.pipeline.storage import SharedMemoryMap, shared_memory_map
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
-from fa4.plan_base import DTYPE_BYTES, Role, padded, require
-from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, SLOT_WORDS, SLOTS, WARPGROUP
+from fa4.plan_base import DTYPE_BYTES, WARPGROUP, Role, padded, require
+from fa4.plan_hopper import PADDED_HEAD_DIMS, ROWS, SLOT_WORDS, SLOTS
 
 DS_STAGES = 2
 
@@ -144,6 +145,10 @@ class HopperBackwardPlan(BackwardPlan):
         """The pipeline edges of this plan's kernel."""
         return hopper_backward_edges(SLOTS, self.tuning.stages)
 
+    def named_barriers(self) -> dict[NamedBarrier, int]:
+        """All compute warps wait for each other before dV, and dK, leave."""
+        return {GRADIENTS_WRITTEN: 1}
+
     def buffers(self) -> dict[str, int]:
         """Bytes of the buffers in shared memory, in their order."""
         tuning, ds_bytes = self.tuning, DS_STAGES * self.m_tile * self.n_block * DTYPE_BYTES
@@ -215,14 +220,14 @@ class HopperBackwardPlan(BackwardPlan):
             )
 
 
-def hopper_backward_plan(dims: tuple[int, int], options: dict[str, object]) -> HopperBackwardPlan:
-    """The backward plan for unpadded head dims; `options` are its other fields."""
+def hopper_backward_plan(dims: tuple[int, int], fields: dict[str, object]) -> HopperBackwardPlan:
+    """The backward plan for unpadded head dims; `fields` are its other fields."""
     head_dim, head_dim_v = (padded(dim, PADDED_HEAD_DIMS) for dim in dims)
     if (head_dim, head_dim_v) not in TUNED:
         head_dim = head_dim_v = max(head_dim, head_dim_v)
     return HopperBackwardPlan(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        tuning=(TUNED_SOFTCAP if options["softcap"] else TUNED)[head_dim, head_dim_v],
-        **options,
+        tuning=(TUNED_SOFTCAP if fields["softcap"] else TUNED)[head_dim, head_dim_v],
+        **fields,
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa4 import plan_hopper
-from fa4.plan import PADDED_HEAD_DIMS, SQUARE_HEAD_DIM, WIDE_HEAD_DIMS, plan_forward
+from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
 from fa4.plan_base import BasePlan
+from fa4.plan_blackwell import PADDED_HEAD_DIMS, SQUARE_HEAD_DIM, WIDE_HEAD_DIMS
 from fa4.problem import DTYPES, Problem, default_scale, example_problem
 
 SQUARE_AND_BELOW = tuple(dim for dim in PADDED_HEAD_DIMS if dim <= SQUARE_HEAD_DIM)

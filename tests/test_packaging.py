@@ -102,6 +102,7 @@ def test_import_is_light():
 def test_public_names():
     assert set(fa4.__all__) <= set(dir(fa4))
     assert all(hasattr(fa4, name) for name in fa4.__all__)
+    assert set(fa4.__all__) <= set(vars(fa4))  # each is looked for once
     assert not hasattr(fa4, "no_such_name")
 
 

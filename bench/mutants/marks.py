@@ -54,6 +54,6 @@ def marked_sites() -> Iterator[None]:
 def separate_cache(folder: str) -> Iterator[None]:
     """Keep marked kernels out of the cache of shipped ones."""
     with mock.patch.dict("os.environ", {"FA4_CACHE_DIR": folder}):
-        compilation.compile_forward.cache_clear()
+        compilation.host_function.cache_clear()
         yield
-    compilation.compile_forward.cache_clear()
+    compilation.host_function.cache_clear()

@@ -13,7 +13,7 @@ from pathlib import Path
 from fa4.compile import artifacts
 from fa4.profile.disassembler import DisassemblerMissingError, disassemble
 from fa4.profile.ncu_report import ReportMismatchError, by_role, report_text
-from fa4.profile.options import options_of
+from fa4.profile.options import command_options
 from fa4.profile.sass import parse_sass
 from fa4.profile.workload import Workload
 
@@ -56,7 +56,7 @@ def sampling_command(ncu: str, workload: Workload, report: Path) -> list[str]:
         *(ncu, "--set", "full", "--import-source", "yes", "--nvtx"),
         *("--kernel-name", f"regex:^{workload.plan.name}", "--launch-skip", "1"),
         *("--launch-count", "1", "--force-overwrite", "--export", str(report)),
-        *(sys.executable, "-m", "fa4.profile.run", *options_of(workload.problem)),
+        *(sys.executable, "-m", "fa4.profile.run", *command_options(workload.problem)),
     ]
 
 

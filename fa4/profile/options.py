@@ -71,7 +71,7 @@ def problem_of(arguments: argparse.Namespace, **sizes: int) -> Problem:
     )
 
 
-def options_of(problem: Problem) -> list[str]:
+def command_options(problem: Problem) -> list[str]:
     """The options that name a problem; `problem_of` the other way round."""
     p = problem
     values = {

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fa4.plan import CHIPS, plan_forward
+from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
+from fa4.plan_base import CHIPS
 from fa4.problem import example_problem
 from fa4.profile.flow import Flow
 from fa4.profile.sass import Instruction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from fa4.plan import N_BLOCK
+from fa4.plan_blackwell import N_BLOCK
 from fa4.profile.classes import emulated_exponentials, sass_histogram
 from fa4.profile.disassembler import disassemble
 from fa4.profile.elf import Resources, read_resources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.plan import Plan
+from fa4.plan_blackwell import BlackwellPlan
 from fa4.profile.pipes import Step, step
 from fa4.profile.static import Analysis, LoopReport
 
@@ -48,7 +48,7 @@ class Summary:
     step: Step | None
 
 
-def summarise(analysis: Analysis, plan: Plan) -> Summary:
+def summarise(analysis: Analysis, plan: BlackwellPlan) -> Summary:
     """The numbers of a forward kernel with the head dims, tiles and roles of `plan`."""
     loops = analysis.loops_of("softmax")
     innermost = sorted(analysis.loops_of("mma"), key=lambda loop: -loop.depth)
@@ -90,7 +90,7 @@ def softmax_row(loop: LoopReport) -> Softmax:
     )
 
 
-def _both_tiles(correction: LoopReport, plan: Plan) -> float:
+def _both_tiles(correction: LoopReport, plan: BlackwellPlan) -> float:
     """Factor from one iteration to both query tiles: a tile is head_dim_v / 2 packed products."""
     tiles = correction.counts.classes["FMUL2"] / (plan.head_dim_v / 2)
     return plan.q_tiles / tiles

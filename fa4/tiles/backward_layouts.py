@@ -9,7 +9,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from fa4.plan_backward_blackwell import LANES, TILE, WARPGROUP, BlackwellBackwardPlan
+from fa4.plan_backward_blackwell import LANES, TILE, BlackwellBackwardPlan
+from fa4.plan_base import WARPGROUP
 from fa4.tiles.carving import Carver
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.row_major import row_major, transposed

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.plan import M_TILE, Q_TILES, Plan
+from fa4.plan_blackwell import M_TILE, Q_TILES, BlackwellPlan
 from fa4.tiles.carving import Carver
 from fa4.tiles.layouts import SmemLayouts
 
@@ -66,7 +66,7 @@ class SmemTensors:
     total: cute.Tensor
 
 
-def carve(plan: Plan, layouts: SmemLayouts, smem: cute.Pointer) -> SmemTensors:
+def carve(plan: BlackwellPlan, layouts: SmemLayouts, smem: cute.Pointer) -> SmemTensors:
     """Tensors at the places of the plan's map, in the shared memory that starts at `smem`."""
     carver, per_row = Carver(plan, smem), (M_TILE, Q_TILES)
     return SmemTensors(

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import blackwell_helpers as sm100
 
-from fa4.plan import M_TILE, Q_TILES, Plan
+from fa4.plan_blackwell import M_TILE, Q_TILES, BlackwellPlan
 
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 
@@ -24,7 +24,7 @@ class MmaAtoms:
     pv: cute.TiledMma
 
 
-def mma_atoms(plan: Plan) -> MmaAtoms:
+def mma_atoms(plan: BlackwellPlan) -> MmaAtoms:
     """The two products of attention. V is (keys, Dv) row-major, so as B operand it is MN-major."""
     dtype, one_cta = DTYPES[plan.dtype], tcgen05.CtaGroup.ONE
     k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
@@ -48,7 +48,7 @@ class SmemLayouts:
     o: cute.ComposedLayout
 
 
-def smem_layouts(plan: Plan) -> SmemLayouts:
+def smem_layouts(plan: BlackwellPlan) -> SmemLayouts:
     """K and V share one ring, so their stages are equally far apart."""
     dtype, mma = DTYPES[plan.dtype], mma_atoms(plan)
     qk_tile, pv_tile = plan.qk_tile, plan.pv_tile

@@ -13,7 +13,7 @@ from cutlass.pipeline import PipelineUserType, make_pipeline_state
 from fa4.numerics.online_softmax import inverse_total
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import M_TILE, Q_TILES, Plan
+from fa4.plan_blackwell import M_TILE, Q_TILES, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors, tmem_tile
 from fa4.tiles.layouts import DTYPES
 from fa4.warps.work import Work
@@ -40,7 +40,7 @@ class Correction:
     Owns: O0 O1 in TMEM between two products. Registers: plan.roles["correction"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @cute.jit
     def run(self, smem: SmemTensors, tmem: cute.Pointer, pipes: Pipes, work: Work) -> None:
@@ -51,7 +51,7 @@ class Correction:
         phase, tile_phase = Int32(0), Int32(0)
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
-            first, last = work.blocks(work.schedule.decode(number))
+            first, last = work.blocks(work.schedule.decode(number).m)
             for t in cutlass.range_constexpr(Q_TILES):
                 # the first block overwrites O: nothing to rescale
                 pipes.scale_written.wait(t, phase, fenced=False)
@@ -82,7 +82,7 @@ class Correction:
     def drain(self) -> None:
         """Tell the MMA warp that tensor memory may be freed."""
         warps = self.plan.roles["correction"].warps + self.plan.roles["mma"].warps
-        cute.arch.barrier_arrive(barrier_id=barriers.TMEM_DRAINED, number_of_threads=32 * warps)
+        cute.arch.barrier_arrive(barrier_id=barriers.TMEM_DRAINED.id, number_of_threads=32 * warps)
 
     @cute.jit
     def _output(self, tmem: cute.Pointer, thread: Int32, t: Int32) -> OutputTile:

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import Q_TILES, Plan
+from fa4.plan_blackwell import Q_TILES, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors, TmaTensors
 from fa4.warps.work import Work
 
@@ -22,7 +22,7 @@ class Epilogue:
     Owns: no TMEM columns. Registers: plan.roles["epilogue"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @cute.jit
     def run(self, tma: TmaTensors, smem: SmemTensors, pipes: Pipes, work: Work) -> None:

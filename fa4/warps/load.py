@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState, PipelineUserType, make_pipeline_state
 
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import Q_TILES, Plan
+from fa4.plan_blackwell import Q_TILES, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors, Source, TmaTensor, TmaTensors
 from fa4.tiles.layouts import mma_atoms
 from fa4.warps.work import Work
@@ -26,7 +26,7 @@ class Load:
     Owns: no TMEM columns. Registers: plan.roles["load"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     def prefetch(self, tma: TmaTensors) -> None:
         """Fetch the TMA descriptors; for one thread, while the CTA still sets itself up."""
@@ -43,7 +43,7 @@ class Load:
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
             tile = work.schedule.decode(number)
-            first, last = work.blocks(tile)
+            first, last = work.blocks(tile.m)
             # (tile rows, tile columns, tile) of one head of one sequence
             gQ = cute.local_tile(
                 tma.q.tensor[None, None, tile.head, tile.batch], self.plan.q_box, (None, 0)

@@ -11,7 +11,7 @@ from cutlass.pipeline import PipelineUserType, make_pipeline_state
 
 from fa4.pipeline import barriers
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import M_TILE, N_BLOCK, Q_TILES, Plan
+from fa4.plan_blackwell import M_TILE, N_BLOCK, Q_TILES, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors
 from fa4.tiles.layouts import DTYPES, mma_atoms
 from fa4.tiles.umma import (
@@ -52,7 +52,7 @@ class Mma:
     Owns: no TMEM columns; issues into S0 S1 O0 O1. Registers: plan.roles["mma"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @cute.jit
     def run(self, smem: SmemTensors, tmem: cute.Pointer, pipes: Pipes, work: Work) -> None:
@@ -62,7 +62,7 @@ class Mma:
         q_phase, phase = Int32(0), Int32(0)
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
-            first, last = work.blocks(work.schedule.decode(number))
+            first, last = work.blocks(work.schedule.decode(number).m)
             pipes.kv_loaded.wait(ring.index, ring.phase)
             for t in cutlass.range_constexpr(Q_TILES):
                 pipes.q_loaded.wait(t, q_phase)
@@ -97,7 +97,7 @@ class Mma:
     def drain(self) -> None:
         """Before tensor memory is freed: the correction warps have read the last O."""
         warps = self.plan.roles["correction"].warps + self.plan.roles["mma"].warps
-        cute.arch.barrier(barrier_id=barriers.TMEM_DRAINED, number_of_threads=32 * warps)
+        cute.arch.barrier(barrier_id=barriers.TMEM_DRAINED.id, number_of_threads=32 * warps)
 
     def _operands(self, smem: SmemTensors, tmem: cute.Pointer) -> Operands:
         mma, columns, base = mma_atoms(self.plan), self.plan.tmem(), tmem.toint()

@@ -24,10 +24,10 @@ from fa4.numerics.pairs import PairMath
 from fa4.numerics.scales import Scales
 from fa4.numerics.softcap import cap_scores
 from fa4.pipeline.pipes import Pipes
-from fa4.plan import M_TILE, N_BLOCK, Plan
+from fa4.plan_blackwell import M_TILE, N_BLOCK, BlackwellPlan
 from fa4.tiles.bundles import SmemTensors, tmem_tile
 from fa4.tiles.layouts import DTYPES
-from fa4.warps.work import CTA_ROWS, Work
+from fa4.warps.work import Work
 
 CHUNKS = N_BLOCK // CHUNK
 
@@ -53,7 +53,7 @@ class Softmax:
     Owns: S0 S1 in TMEM while it holds them, and P0 P1 on top. Registers: plan.roles["softmax"].
     """
 
-    plan: Plan
+    plan: BlackwellPlan
 
     @property
     def strategy(self) -> RunningMax:
@@ -82,8 +82,8 @@ class Softmax:
         first_tile, end, step = work.tiles()
         for number in cutlass.range(first_tile, end, step, unroll=1):
             tile = work.schedule.decode(number)
-            first, last = work.blocks(tile)
-            row0 = tile.m * CTA_ROWS + x.tile * M_TILE
+            first, last = work.blocks(tile.m)
+            row0 = tile.m * work.cta_rows + x.tile * M_TILE
             query = row0 + x.thread
             warp_row = cute.arch.make_warp_uniform(query // 32 * 32)
             blocks = work.visibility.split(first, last, row0, M_TILE)

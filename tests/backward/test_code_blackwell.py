@@ -20,10 +20,10 @@ MASKS = {
 }
 SHORT = [((64, 64), "causal"), ((128, 128), "full"), ((192, 128), "softcap")]
 KINDS = [
-    pytest.param(dims, mask, marks=() if (dims, mask) in SHORT else pytest.mark.slow)
+    pytest.param("sm_100a", dims, mask, marks=() if (dims, mask) in SHORT else pytest.mark.slow)
     for dims in sorted(TUNED)
     for mask in MASKS
-]
+] + [("sm_103a", (128, 128), "causal")]
 needs_nvdisasm = pytest.mark.skipif(
     find_nvdisasm() is None, reason="nvdisasm is not installed (extra `sass`)"
 )
@@ -34,17 +34,20 @@ def arch() -> None:
     """Nothing is emulated here."""
 
 
-def plan(dims: tuple[int, int], mask: str, dtype: str = "bfloat16") -> BlackwellBackwardPlan:
-    return plan_backward(example_problem(*dims, dtype=dtype, **MASKS[mask]), "sm_100a")
+def plan(
+    dims: tuple[int, int], mask: str, dtype: str = "bfloat16", target: str = "sm_100a"
+) -> BlackwellBackwardPlan:
+    return plan_backward(example_problem(*dims, dtype=dtype, **MASKS[mask]), target)
 
 
-@pytest.mark.parametrize(("dims", "mask"), KINDS, ids=str)
+@pytest.mark.parametrize(("target", "dims", "mask"), KINDS, ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_no_spills_no_stack_and_register_budgets_honoured(
-    dims: tuple[int, int], mask: str, dtype: str
+    target: str, dims: tuple[int, int], mask: str, dtype: str
 ) -> None:
-    shipped = plan(dims, mask, dtype)
+    shipped = plan(dims, mask, dtype, target)
     made = artifacts(shipped)
+    assert f".target {target}" in made.ptx
     kernels = read_resources(made.cubin)
     assert len(kernels) == 3
     for resources in kernels:

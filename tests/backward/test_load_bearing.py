@@ -232,7 +232,8 @@ def test_barriers_before_dk_and_dv_leave_are_noticed(
     kernel: str, marked: Callable[[str], Experiment]
 ) -> None:
     made = marked(kernel)
-    pattern = rf"^\s*(bar(rier)?\.sync\S*|barrier\.cta\.sync\S*)\s+{barriers.GRADIENTS}, 256;"
+    number = barriers.GRADIENTS_WRITTEN.id
+    pattern = rf"^\s*(bar(rier)?\.sync\S*|barrier\.cta\.sync\S*)\s+{number}, 256;"
     found = list(re.finditer(pattern, made.ptx, re.MULTILINE))
     assert len(found) == 2
     for place in found:

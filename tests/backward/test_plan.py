@@ -2,6 +2,7 @@
 
 import pytest
 
+from fa4.launch import labels
 from fa4.pipeline.storage import TILE_ALIGN
 from fa4.plan_backward import plan_backward
 from fa4.plan_hopper_backward import TUNED, TUNED_SOFTCAP, HopperBackwardPlan
@@ -97,6 +98,8 @@ def test_gradients_that_do_not_fit_are_refused() -> None:
 
 def test_edges_name_roles_and_have_labels() -> None:
     names_roles_and_has_labels(plan(), {"warps", "never"})
+    named = labels(plan()).named_barriers
+    assert [str(label) for label in named.values()] == ["gradients_written[0]"]
 
 
 def test_counts_are_those_of_all_compute_warps() -> None:

@@ -6,7 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from fa4.plan import TUNED, Plan, plan_forward
+from fa4.plan import plan_forward
+from fa4.plan_blackwell import TUNED, BlackwellPlan
 from fa4.problem import example_problem
 from tests.kernel.fake_gpu import Gpu
 
@@ -18,13 +19,13 @@ MASKS = {
 }
 
 
-def make_plan(dims: tuple[int, int], mask: str, dtype: str) -> Plan:
+def make_plan(dims: tuple[int, int], mask: str, dtype: str) -> BlackwellPlan:
     """The shipped plan for padded head dims, a kind of mask and a dtype."""
     return plan_forward(example_problem(*dims, **MASKS[mask], dtype=dtype))
 
 
 @pytest.fixture(params=[f"{a}-{b}-{mask}" for a, b in sorted(TUNED) for mask in MASKS])
-def every_plan(request: pytest.FixtureRequest) -> Plan:
+def every_plan(request: pytest.FixtureRequest) -> BlackwellPlan:
     """Every shipped plan in bfloat16."""
     head_dim, head_dim_v, mask = request.param.split("-")
     return make_plan((int(head_dim), int(head_dim_v)), mask, "bfloat16")

@@ -1,5 +1,7 @@
 """The table of edges, and the ledger that checks a trace against it."""
 
+from dataclasses import replace
+
 import pytest
 
 from fa4.launch import labels
@@ -7,11 +9,14 @@ from fa4.pipeline import diagram
 from fa4.pipeline.check import Ledger, required_actions
 from fa4.pipeline.edges import Kind
 from fa4.pipeline.pipes import Pipe
-from fa4.plan import Plan
+from fa4.plan import plan_forward
+from fa4.plan_blackwell import BlackwellPlan
+from fa4.plan_hopper import MOST_WARPGROUPS
+from fa4.problem import example_problem
 from tests.kernel.conftest import make_plan
 
 
-def test_edges_name_roles_and_each_other(every_plan: Plan) -> None:
+def test_edges_name_roles_and_each_other(every_plan: BlackwellPlan) -> None:
     edges = every_plan.edges()
     names = {edge.name for edge in edges}
     assert len(names) == len(edges)
@@ -20,26 +25,38 @@ def test_edges_name_roles_and_each_other(every_plan: Plan) -> None:
         assert edge.released_by in names | {"commit", "warps"}
 
 
-def test_arrive_counts_follow_the_warp_schedule(every_plan: Plan) -> None:
+def test_arrive_counts_follow_the_warp_schedule(every_plan: BlackwellPlan) -> None:
     counts = {e.name: e.arrive_count(every_plan.warps_per_stage()) for e in every_plan.edges()}
     assert counts["p_written"] == 4  # the four warps of one query tile, not all eight
     assert counts["o_rescaled"] == 4
     assert all(counts[e.name] == 1 for e in every_plan.edges() if e.kind is not Kind.WARPS)
 
 
-def test_every_barrier_has_a_label(every_plan: Plan) -> None:
+def test_every_barrier_has_a_label(every_plan: BlackwellPlan) -> None:
     named = labels(every_plan)
     barriers = sum(e.stages * (1 + e.has_release) for e in every_plan.edges())
     assert len(named.mbarriers) == barriers
+    assert [str(label) for label in named.named_barriers.values()] == ["tmem_drained[0]"]
     assert len(named.warps) * 32 == every_plan.threads
 
 
-def test_diagram_shows_every_edge(every_plan: Plan) -> None:
+@pytest.mark.parametrize("ping_pong", [False, True])
+def test_every_warpgroup_has_its_named_barriers(ping_pong: bool) -> None:
+    plan = plan_forward(example_problem(64), "sm_90a")
+    tuning = replace(plan.tuning, warpgroups=MOST_WARPGROUPS, ping_pong=ping_pong)
+    named = labels(replace(plan, tuning=tuning)).named_barriers
+    assert set(named) <= set(range(1, 16))  # 0 is __syncthreads, hardware has 16
+    names = ["warpgroup_arrived", "turn_handed_on"] if ping_pong else ["warpgroup_arrived"]
+    expected = [f"{name}[{t}]" for name in names for t in range(MOST_WARPGROUPS)]
+    assert [str(named[number]) for number in sorted(named)] == expected
+
+
+def test_diagram_shows_every_edge(every_plan: BlackwellPlan) -> None:
     text = diagram.render(every_plan)
     assert all(edge.name in text and edge.meaning in text for edge in every_plan.edges())
 
 
-def _complete(plan: Plan) -> Ledger:
+def _complete(plan: BlackwellPlan) -> Ledger:
     ledger = Ledger()
     for edge in plan.edges():
         for action in required_actions(edge):
@@ -47,11 +64,11 @@ def _complete(plan: Plan) -> Ledger:
     return ledger
 
 
-def test_a_complete_trace_passes(every_plan: Plan) -> None:
+def test_a_complete_trace_passes(every_plan: BlackwellPlan) -> None:
     _complete(every_plan).check(every_plan.edges())
 
 
-def test_a_forgotten_action_is_refused(every_plan: Plan) -> None:
+def test_a_forgotten_action_is_refused(every_plan: BlackwellPlan) -> None:
     for edge in every_plan.edges():
         for action in required_actions(edge):
             ledger = _complete(every_plan)
@@ -61,7 +78,7 @@ def test_a_forgotten_action_is_refused(every_plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("action", ["acquire", "release"])
-def test_what_an_edge_has_no_barrier_for_is_refused(action: str, every_plan: Plan) -> None:
+def test_what_an_edge_has_no_barrier_for_is_refused(action: str, every_plan: BlackwellPlan) -> None:
     for edge in every_plan.edges():
         role = edge.producer if action == "acquire" else edge.consumer
         pipe = Pipe(edge, full=None, empty=None, role=role, ledger=Ledger())
@@ -78,7 +95,7 @@ def test_bytes_are_announced_to_tma_edges_only() -> None:
         Ledger().note(edge, "expect", by="mma", belongs_to="mma")
 
 
-def test_another_roles_part_is_refused(every_plan: Plan) -> None:
+def test_another_roles_part_is_refused(every_plan: BlackwellPlan) -> None:
     edge = every_plan.edges()[0]
     with pytest.raises(ValueError, match="mma may not expect on edge q_loaded: that is load's"):
         Ledger().note(edge, "expect", by="mma", belongs_to="load")

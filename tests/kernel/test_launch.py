@@ -28,7 +28,7 @@ def native(gpu: Gpu, arch: str = "sm_90a", with_lse: bool = True) -> launch.Laun
     counters.address.side_effect = lambda stream: 1000 + stream
     properties = SimpleNamespace(multi_processor_count=132)
     with (
-        mock.patch.object(launch, "compile_forward", return_value=gpu.entry),
+        mock.patch.object(launch, "host_function", return_value=gpu.entry),
         mock.patch.object(launch, "tile_counters", return_value=counters),
         mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
     ):
@@ -146,7 +146,7 @@ def test_an_error_of_the_emulated_runtime_is_raised() -> None:
     values = [torch.zeros(1, 9, 1, 64, dtype=torch.bfloat16) for _ in "qkvo"]
     run = launch.prepare(PROBLEM, plan, STRIDES, torch.device("cpu"), True)
     with (
-        mock.patch.object(launch, "compile_forward", return_value=lambda block, stream: 1),
+        mock.patch.object(launch, "host_function", return_value=lambda block, stream: 1),
         pytest.raises(RuntimeError, match="failed with cudaErrorInvalidValue"),
     ):
         run(*values, torch.zeros(1, 1, 8))
@@ -180,7 +180,7 @@ def test_an_aborted_launch_leaves_no_count_behind(error: type[BaseException]) ->
     plan = plan_forward(PROBLEM, "sm_90a")
     run = launch.prepare(PROBLEM, plan, STRIDES, torch.device("cpu"), True)
     with (
-        mock.patch.object(launch, "compile_forward", return_value=aborted),
+        mock.patch.object(launch, "host_function", return_value=aborted),
         pytest.raises(error),
     ):
         run(*tensors, torch.zeros(1, 1, 8))

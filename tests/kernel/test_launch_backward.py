@@ -38,7 +38,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def native(gpu: Gpu, arch: str = "sm_90a") -> BackwardLaunch:
     with (
-        mock.patch.object(launch_backward, "compile_forward", return_value=gpu.entry),
+        mock.patch.object(launch_backward, "host_function", return_value=gpu.entry),
         mock.patch.object(launch_backward, "num_sms", return_value=132),
     ):
         plan = plan_backward(PROBLEM, arch)

@@ -13,7 +13,7 @@ import torch
 from cutlass.cute.runtime import from_dlpack
 
 from fa4 import emulator
-from fa4.plan import M_TILE, N_BLOCK, Q_TILES
+from fa4.plan_blackwell import M_TILE, N_BLOCK, Q_TILES
 from fa4.problem import MAX_LENGTH, MAX_QUERY_ROWS, example_problem
 from fa4.tiles.block_range import Visibility
 from fa4.tiles.scheduler import tile_schedule

@@ -8,8 +8,10 @@ import pytest
 
 from fa4.compile import artifacts
 from fa4.pipeline.tmem import tmem_map
-from fa4.plan import CHIPS, TUNED, Plan, plan_forward
+from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
+from fa4.plan_base import CHIPS
+from fa4.plan_blackwell import TUNED, BlackwellPlan
 from fa4.plan_hopper import TUNED as HOPPER_TUNED
 from fa4.plan_hopper import length_class
 from fa4.problem import Problem, example_problem
@@ -124,7 +126,7 @@ def test_tmem_tiles_do_not_overlap() -> None:
         tmem_map(128, 256)
 
 
-def test_shared_memory_regions_do_not_overlap(every_plan: Plan) -> None:
+def test_shared_memory_regions_do_not_overlap(every_plan: BlackwellPlan) -> None:
     smem = every_plan.smem()
     starts = sorted([*smem.full.values(), *smem.empty.values(), *smem.tiles.values()])
     assert len(starts) == len(set(starts))

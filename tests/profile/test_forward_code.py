@@ -19,12 +19,13 @@ needs_nvdisasm = pytest.mark.skipif(
 VARIANTS = [
     pytest.param(variant, id=variant.name, marks=() if short else pytest.mark.slow)
     for variant, short in variants()
-]
+] + [pytest.param(plan(mask="causal", arch="sm_103a"), id="sm_103a")]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_spills_no_stack_and_register_budgets_honoured(variant):
     made = artifacts(variant)
+    assert f".target {variant.arch}" in made.ptx
     (resources,) = read_resources(made.cubin)
     assert variant.name in resources.kernel
     assert resources.stack == 0

@@ -160,7 +160,7 @@ def test_the_runner_gets_the_same_problem(small):
     options.add_kernel_options(parser)
     options.add_size_options(parser)
     for problem in (small.problem, example_problem(64, window_left=7, softcap=1.0, scale=0.125)):
-        arguments = parser.parse_args(options.options_of(problem))
+        arguments = parser.parse_args(options.command_options(problem))
         assert options.problem_of(arguments, **options.sizes_of(arguments, True)) == problem
-    assert rest == options.options_of(small.problem)
+    assert rest == options.command_options(small.problem)
     assert os.path.basename(command[command.index("-m") - 1]).startswith("python")

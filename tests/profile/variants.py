@@ -1,13 +1,13 @@
 """The kinds of forward kernel that ptxas is held to, and which belong to the short suite."""
 
-from fa4.plan import TUNED
+from fa4.plan_blackwell import TUNED
 from fa4.variants import Variant
 from fa4.variants import variants as every_variant
 
 
-def plan(dims=(128, 128), dtype="bfloat16", mask="full", softcap=False):
+def plan(dims=(128, 128), dtype="bfloat16", mask="full", softcap=False, arch="sm_100a"):
     """The plan of one Blackwell variant; it depends on no length."""
-    return Variant("sm_100a", dims, mask, dtype, softcap).plan
+    return Variant(arch, dims, mask, dtype, softcap).plan
 
 
 def variants():

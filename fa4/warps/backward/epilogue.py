@@ -12,7 +12,8 @@ from cutlass.cute.nvgpu import tcgen05
 from fa4.numerics.pairs import packed
 from fa4.numerics.scales import GradientScales
 from fa4.pipeline.pipes import BackwardPipes
-from fa4.plan_backward_blackwell import LANES, TILE, WARPGROUP, BlackwellBackwardPlan
+from fa4.plan_backward_blackwell import LANES, TILE, BlackwellBackwardPlan
+from fa4.plan_base import WARPGROUP
 from fa4.tiles.backward_bundles import BackwardTma, tiles_of
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bundles import TmaTensor, tmem_tile

@@ -10,7 +10,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.pipeline.pipes import BackwardPipes
-from fa4.plan_backward_blackwell import DQ_CHUNK, LANES, WARPGROUP, BlackwellBackwardPlan
+from fa4.plan_backward_blackwell import DQ_CHUNK, LANES, BlackwellBackwardPlan
+from fa4.plan_base import WARPGROUP
 from fa4.tiles.backward_bundles import BackwardRows, RowBlock
 from fa4.tiles.backward_layouts import BackwardSmem
 from fa4.tiles.bulk import add_floats

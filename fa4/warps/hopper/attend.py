@@ -91,7 +91,7 @@ class Attend:
         while tile.mode != END:
             place = place_of(plan, tile, q_ring.index)
             pipes.q_loaded.wait(place.buffer, q_ring.phase)
-            setting = Setting(place, scales, work.visibility)
+            setting = Setting(place, scales, work)
             ring = self._blocks(f, row, smem, pipes, setting, q_ring.count, ring)
             tile = queue.slots.read(slot.index)  # not kept in registers
             place = place_of(plan, tile, q_ring.index)
@@ -120,9 +120,9 @@ class Attend:
         ring: PipelineState,
     ) -> PipelineState:
         """All key blocks of a tile, from the last to the first; leaves O unnormalised."""
-        place, see = setting.place, setting.see
-        row0, rows, cta_row = place.row0, self.plan.m_tile, place.tile.m * self.plan.cta_rows
-        cta_first, cta_last = see.blocks(cta_row, self.plan.cta_rows)
+        place, see = setting.place, setting.work.visibility
+        row0, rows = place.row0, self.plan.m_tile
+        cta_first, cta_last = setting.work.blocks(place.tile.m)
         first, last = self._own_blocks(see, row0, cta_first, cta_last)
         full = see.split(first, last, row0, rows)
         # The frozen reference must be that of a key: the block of the first row's last key is the
@@ -262,7 +262,7 @@ class Attend:
         The whole warpgroup branches alike on the flags of the block. follow: whether a frozen
         reference may have to move.
         """
-        place, scales, see = setting.place, setting.scales, setting.see
+        place, scales, see = setting.place, setting.scales, setting.work.visibility
         running = block.running
         span = (0, self.plan.n_block // 4)
         if cutlass.const_expr(self.plan.softcap):

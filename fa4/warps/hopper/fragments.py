@@ -10,11 +10,11 @@ from cutlass import Boolean, Float32, Int32
 from fa4.numerics.scales import Scales
 from fa4.plan_hopper import HopperPlan
 from fa4.tiles.accumulator import accumulator_row
-from fa4.tiles.block_range import Visibility
 from fa4.tiles.hopper_layouts import pv_mma, qk_mma
 from fa4.tiles.layouts import DTYPES
 from fa4.tiles.registers import pinned
 from fa4.tiles.tile_queue import Assignment
+from fa4.warps.work import Work
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Setting:
 
     place: Place
     scales: Scales
-    see: Visibility
+    work: Work
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class HopperLoad:
     ) -> tuple[PipelineState, PipelineState, Int32]:
         plan, asked = self.plan, Int32(0)
         q_ring, ring = rings
-        first, last = work.visibility.blocks(tile.m * plan.cta_rows, plan.cta_rows)
+        first, last = work.blocks(tile.m)
         gQ = cute.local_tile(tma.q.tensor[None, None, tile.head, tile.batch], plan.q_box, (None, 0))
         gK = cute.local_tile(
             tma.k.tensor[None, None, tile.head_kv, tile.batch], plan.k_box, (None, 0)

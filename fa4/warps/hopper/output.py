@@ -172,4 +172,4 @@ class Output:
 
     def _sync(self, t: Int32) -> None:
         """All threads of the warpgroup."""
-        cute.arch.barrier(barrier_id=barriers.WARPGROUP + t, number_of_threads=128)
+        cute.arch.barrier(barrier_id=barriers.WARPGROUP_ARRIVED.id + t, number_of_threads=128)

@@ -16,7 +16,8 @@ from fa4.warps.hopper.fragments import warpgroup_index
 class Turns:
     """Warpgroups issue in a fixed order, once per key block of the CTA; nothing if not planned.
 
-    Barrier TURN + t is for warpgroup t, which waits there, and the one before it, which arrives.
+    Of the barriers TURN_HANDED_ON, the t-th is for warpgroup t, which waits there, and the one
+    before it, which arrives.
     """
 
     plan: HopperPlan
@@ -29,7 +30,7 @@ class Turns:
     def take(self) -> None:
         """Wait for this warpgroup's turn."""
         if self.plan.tuning.ping_pong:
-            barrier = barriers.TURN + warpgroup_index()
+            barrier = barriers.TURN_HANDED_ON.id + warpgroup_index()
             cute.arch.barrier(barrier_id=barrier, number_of_threads=256)
 
     def hand_on(self) -> None:
@@ -56,5 +57,5 @@ class Turns:
     def _arrive_at_next(self) -> None:
         following = warpgroup_index() + 1
         following = following if following < self.plan.q_tiles else 0
-        barrier = barriers.TURN + following
+        barrier = barriers.TURN_HANDED_ON.id + following
         cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=256)

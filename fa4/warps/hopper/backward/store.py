@@ -92,4 +92,4 @@ class GradientStore:
     def _sync(self) -> None:
         """All compute warps."""
         threads = 32 * self.plan.roles["compute"].warps
-        cute.arch.barrier(barrier_id=barriers.GRADIENTS, number_of_threads=threads)
+        cute.arch.barrier(barrier_id=barriers.GRADIENTS_WRITTEN.id, number_of_threads=threads)
