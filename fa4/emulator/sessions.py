@@ -253,7 +253,8 @@ def _check_target(target: str, arch: str) -> None:
     if not runs:
         raise LaunchError(
             f"the kernel is compiled for {target} and this session stands for a GPU of {arch}: "
-            f"open it with session(arch=...), or compile inside it"
+            f"open it with session(arch=...), or compile inside it (fa4's own calls: set "
+            f"FA4_EMULATE_ARCH)"
         )
 
 
