@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from threading import RLock
 
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
@@ -74,11 +75,15 @@ def host_function(plan: BasePlan, emulated: bool) -> HostFunction:
     return entry
 
 
+_COMPILING = RLock()  # the compiler's settings are the process's
+
+
 def load(plan: BasePlan) -> Callable[..., None]:
     """The DSL's view of the plan's object file, which is made first if it is not there."""
     path = object_file(plan)
-    if not path.exists():
-        compile_to(plan, path)
+    with _COMPILING:
+        if not path.exists():
+            compile_to(plan, path)
     return load_module(str(path))[ENTRY]
 
 

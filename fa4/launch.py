@@ -5,10 +5,11 @@ What shapes, strides and options decide is prepared once; a launch then fills in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from threading import RLock
 
 import cuda.bindings.runtime as cudart
 import torch
@@ -127,16 +128,30 @@ class _SessionLaunch:
         plan, counter = self.plan, _emulated_counter()
         tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse, "tile_counter": counter}
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
-        memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        with ExitStack() as stack:
-            stack.enter_context(_zero_if_aborted(counter))
-            here = current_session() or stack.enter_context(session(arch=plan.arch))
-            check_session(here, q.device)
-            stack.enter_context(here.lend(memory, labels(plan)))
-            stack.enter_context(the_hook().call())
-            stream = stream_of(q.device, stack)
+        with (
+            _ONE_AT_A_TIME,
+            _zero_if_aborted(counter),
+            emulating(plan, q.device, tensors) as (here, stream),
+        ):
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
             check_launch(host_function(plan, emulated=True)(block, stream), plan)
+
+
+_ONE_AT_A_TIME = RLock()  # the hook and its sessions, and so what they lend, are the process's
+
+
+@contextmanager
+def emulating(
+    plan: BasePlan, device: torch.device, tensors: Mapping[str, torch.Tensor | None]
+) -> Iterator[tuple[Session, int]]:
+    """A session and a stream for one launch, which may reach the tensors; other threads wait."""
+    memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    with _ONE_AT_A_TIME, ExitStack() as stack:
+        here = current_session() or stack.enter_context(session(arch=plan.arch))
+        check_session(here, device)
+        stack.enter_context(here.lend(memory, labels(plan)))
+        stack.enter_context(the_hook().call())
+        yield here, _stream_of(device, stack)
 
 
 def check_launch(error: int, plan: BasePlan) -> None:
@@ -146,7 +161,7 @@ def check_launch(error: int, plan: BasePlan) -> None:
         raise RuntimeError(f"The launch of {plan.name} failed with {name}.")
 
 
-def stream_of(device: torch.device, stack: ExitStack) -> int:
+def _stream_of(device: torch.device, stack: ExitStack) -> int:
     """Makes a CUDA device the current one, within `stack`; its current stream. 0 for the CPU."""
     if device.type != "cuda":
         return 0
@@ -184,7 +199,8 @@ def _zero_if_aborted(counter: torch.Tensor) -> Iterator[None]:
 @cache
 def _emulated_counter() -> torch.Tensor:
     """One for all launches: emulated ones do not overlap, and each must leave a zero behind."""
-    return torch.zeros(1, dtype=torch.int32)
+    with torch.inference_mode(False):  # else none but inference may write to it
+        return torch.zeros(1, dtype=torch.int32, device="cpu")
 
 
 def _rest(problem: Problem, plan: BasePlan, strides: tuple[Strides, ...], with_lse: bool) -> bytes:

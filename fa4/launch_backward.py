@@ -6,7 +6,6 @@ As in `launch`, what shapes, strides and options decide is prepared once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -21,17 +20,15 @@ from fa4.arguments import (
     pack_backward_rest,
 )
 from fa4.compile import HostFunction, host_function
-from fa4.emulator import current_session, session
-from fa4.emulator.hook import the_hook
+from fa4.emulator import current_session
 from fa4.launch import (
     Strides,
     check_launch,
     check_session,
-    labels,
+    emulating,
     num_sms,
     refuse_session,
     section_sizes,
-    stream_of,
 )
 from fa4.plan_backward_base import FLOAT_BYTES, BackwardPlan
 from fa4.plan_base import CHIPS, DTYPE_BYTES
@@ -145,13 +142,7 @@ class _SessionLaunch:
         plan, device = self.work.plan, tensors.q.device
         workspace = self.work.workspace(device)
         named = tensors._asdict() | {"workspace": workspace}
-        memory = {name: tensor for name, tensor in named.items() if tensor is not None}
-        with ExitStack() as stack:
-            here = current_session() or stack.enter_context(session(arch=plan.arch))
-            check_session(here, device)
-            stack.enter_context(here.lend(memory, labels(plan)))
-            stack.enter_context(the_hook().call())
-            stream = stream_of(device, stack)
+        with emulating(plan, device, named) as (here, stream):
             block = self.work.block(tensors, workspace, here.device.num_sms)
             check_launch(host_function(plan, emulated=True)(block, stream), plan)
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from fa4 import api
@@ -60,9 +61,21 @@ class _Attention(torch.autograd.Function):
         given = grad_out, grad_lse, q, k, v, out, lse, *ctx.options
         grads = (grad_out,) if grad_lse is None else (grad_out, grad_lse)
         # where gradients of gradients are recorded, the operator refuses them
-        direct = ctx.direct and not torch.is_grad_enabled() and api.is_plain(q, k, v, *grads)
+        direct = (
+            ctx.direct
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()  # by compiled autograd
+            and api.is_plain(q, k, v, *grads)
+            and not any(map(_without_values, grads))
+        )
         gradients = (attention_backward if direct else torch.ops.fa4.attention_backward)(*given)
         return None, *gradients, *(None for _ in ctx.options)
+
+
+def _without_values(grad: torch.Tensor) -> bool:
+    """Whether memory of this plain tensor holds something else: autograd makes such gradients, and
+    torch's dispatcher what they stand for, as of those of `is_grads_batched`."""
+    return grad._is_zerotensor() or grad.is_neg() or is_legacy_batchedtensor(grad)
 
 
 class _AttentionBackward(torch.autograd.Function):
@@ -97,7 +110,14 @@ def _recorded(
     def call(*given: Any) -> Any:
         wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
         forward_mode = forward_ad._current_level >= 0  # which autograd functions refuse
-        return (with_gradient if wanted or forward_mode else without)(*given)
+        if not (wanted or forward_mode):
+            return without(*given)
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(
+                "fa4's attention has no derivatives inside torch.func's transforms (grad, vjp, jvp "
+                "and their kind); use torch.autograd.grad or backward()."
+            )
+        return with_gradient(*given)
 
     return call
 

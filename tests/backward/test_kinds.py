@@ -9,11 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed import destroy_process_group, init_device_mesh, init_process_group
 from torch.distributed.tensor import Replicate, distribute_tensor
-from torch.func import functionalize, vmap
+from torch.func import functionalize, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fa4
-from tests.backward.gradients import draw
+from tests.backward.gradients import draw, upstream
 
 
 class Named(torch.Tensor):
@@ -98,3 +98,38 @@ def test_forward_mode_derivatives_are_refused() -> None:
         with pytest.raises(NotImplementedError, match="forward mode AD"):
             fa4.flash_attn_func(dual, k, v)
     assert fa4.flash_attn_func(q, k, v).shape == q.shape
+
+
+def test_derivatives_inside_transforms_are_refused() -> None:
+    q, k, v = draw((20, 30))
+    with pytest.raises(NotImplementedError, match=r"torch\.func's transforms"):
+        grad(lambda q: fa4.flash_attn_func(q, k, v).sum())(q)
+    with pytest.raises(NotImplementedError, match=r"torch\.func's transforms"):
+        jvp(lambda q: fa4.flash_attn_func(q, k, v), (q,), (q,))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_that_are_not_what_lies_in_memory(which: int) -> None:
+    """Zeros without memory, and negative ones that nobody has negated yet."""
+    leaves = tuple(t.requires_grad_() for t in draw((20, 30)))
+    results = fa4.flash_attn_func(*leaves, return_lse=True)
+    given = list(upstream(leaves))
+    positive = given[which]
+    zeros = torch._efficientzerotensor(positive.shape, dtype=positive.dtype)
+    for lazy, meant in (
+        (zeros, torch.zeros_like(positive)),
+        (torch._neg_view(positive), -positive),
+    ):
+        answers = []
+        for given[which] in (lazy, meant):
+            answers.append(torch.autograd.grad(results, leaves, given, retain_graph=True))
+        assert all(a.equal(b) for a, b in zip(*answers, strict=True))
+
+
+def test_a_batch_of_gradients() -> None:
+    leaves = tuple(t.requires_grad_() for t in draw((20, 30)))
+    out = fa4.flash_attn_func(*leaves)
+    ones = torch.ones_like(out)
+    expected = torch.autograd.grad(out, leaves, ones, retain_graph=True)
+    got = torch.autograd.grad(out, leaves, torch.stack((-ones, ones)), is_grads_batched=True)
+    assert all(a[1].equal(b) for a, b in zip(got, expected, strict=True))

@@ -1,16 +1,18 @@
 """The torch operators: autograd, torch.compile, flops, what is prepared once."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
 from fa4 import api, gradients, ops
-from tests.backward.gradients import differentiate, draw, upstream
+from tests.backward.gradients import Tensors, differentiate, draw, upstream
 
 OPTIONS = (None, True, None, None, 0.0, False)
 
@@ -56,6 +58,38 @@ def test_compiled_graph_gives_the_same_gradients() -> None:
     outputs = compiled(*tensors)
     got = torch.autograd.grad(outputs, tensors, grads)
     assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
+
+
+def test_compiled_autograd_calls_the_operator() -> None:
+    tensors = leaves()
+    expected = torch.autograd.grad(fa4.flash_attn_func(*tensors).sum(), tensors)
+    targets = []
+    compiled_autograd.reset()  # of what it knows of a graph like this one
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        targets.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    out = fa4.flash_attn_func(*tensors)
+    with compiled_autograd._enable(torch.compile(backend=note)):
+        out.sum().backward()
+    assert torch.ops.fa4.attention_backward in targets
+    assert all(t.grad.equal(e) for t, e in zip(tensors, expected, strict=True))
+
+
+def test_threads_take_turns_in_the_emulator() -> None:
+    """Each with gradients of its own, and no two of one shape."""
+    problems = [draw((20 + i, 30 + i)) for i in range(4)]
+
+    def gradients_of(inputs: Tensors) -> Tensors:
+        tensors = tuple(t.clone().requires_grad_() for t in inputs)
+        return torch.autograd.grad(fa4.flash_attn_func(*tensors).sum(), tensors)
+
+    expected = [gradients_of(inputs) for inputs in problems]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(gradients_of, problems * 3))
+    for ours, theirs in zip(got, expected * 3, strict=True):
+        assert all(a.equal(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_only_the_inputs_that_want_one_get_a_gradient() -> None:

@@ -3,13 +3,16 @@
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fa4 import compile as compilation
 from fa4 import emulator
+from fa4.plan_base import BasePlan
 from tests.kernel.conftest import make_plan
 
 ROOT = compilation.PACKAGE.parent
@@ -95,6 +98,23 @@ def test_two_processes_may_compile_one_kernel_at_once(cache: Path, tmp_path: Pat
     start.touch()
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     assert list(cache.iterdir()) == [compilation.object_file(PLAN)]
+
+
+def test_threads_compile_one_kernel_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_to(plan: BasePlan, path: Path) -> None:
+        compiled.append(plan)
+        time.sleep(0.1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    monkeypatch.setattr(compilation, "compile_to", compile_to)
+    monkeypatch.setattr(compilation, "load_module", lambda path: {compilation.ENTRY: path})
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(compilation.load, [PLAN] * 4))
+    assert compiled == [PLAN]
+    assert loaded == [str(compilation.object_file(PLAN))] * 4
 
 
 def test_leftovers_and_other_versions_are_ignored(cache: Path) -> None:

@@ -185,3 +185,11 @@ def test_an_aborted_launch_leaves_no_count_behind(error: type[BaseException]) ->
     ):
         run(*tensors, torch.zeros(1, 1, 8))
     assert launch._emulated_counter().item() == 0
+
+
+def test_the_counter_is_ordinary_memory_wherever_it_is_made() -> None:
+    """Whatever the default device, and also where the first call is one in inference mode."""
+    launch._emulated_counter.cache_clear()
+    with torch.device("meta"), torch.inference_mode():
+        counter = launch._emulated_counter()
+    assert counter.zero_().device.type == "cpu"
