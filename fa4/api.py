@@ -131,7 +131,11 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(out, lse) as `flash_attn_func` gives them, lse None unless asked for; no gradient is
     recorded. q, k and v have memory, see `is_plain`; `options` as in `Options`."""
-    layouts, arch = layouts_of(q, k, v), foreign_arch(q)
+    try:
+        layouts, arch = layouts_of(q, k, v), foreign_arch(q)
+    except RuntimeError:  # a nested tensor has no shape
+        _refuse_kinds(q, k, v)
+        raise
     try:
         call = _prepare(layouts, arch, with_lse, *options)
     except TypeError:  # perhaps only since an option cannot be hashed: say what it must be
@@ -215,13 +219,17 @@ def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Ten
 
 
 def _refuse_kinds(*tensors: Any, without_memory: bool = False) -> None:
-    """Raise TypeError for q, k, v that are no tensors or distributed over processes, and, if told
-    so, for those that may have no memory of their own."""
+    """Raise TypeError for q, k, v that are no tensors, nested or distributed over processes, and,
+    if told so, for those that may have no memory of their own."""
     distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     for name, tensor in zip("qkv", tensors, strict=True):
         kind = type(tensor).__name__
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {kind}; it must be a torch.Tensor.")
+        if tensor.is_nested:
+            raise TypeError(
+                f"{name} is nested; sequences of a batch have one length here. Call once for each."
+            )
         if isinstance(tensor, distributed):
             raise TypeError(
                 f"{name} is a {kind}; attention is not distributed here. Shard it by batch or "

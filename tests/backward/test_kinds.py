@@ -73,6 +73,16 @@ def test_a_subclass_with_memory_is_computed_with() -> None:
     assert fa4.flash_attn_func(*parameters).equal(expected)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_nested_tensors_are_refused(layout: torch.layout, recorded: bool) -> None:
+    inputs = (t[0].requires_grad_(recorded) for t in draw((20, 30)))
+    nested = [torch.nested.as_nested_tensor([t, t[:9]], layout=layout) for t in inputs]
+    with pytest.raises(TypeError, match=r"q is nested; .* Call once for each"):
+        fa4.flash_attn_func(*nested)
+    assert "q is nested" in fa4.can_implement(*nested).reason
+
+
 def test_transforms_of_functions() -> None:
     inputs = draw((20, 30))
     expected = fa4.flash_attn_func(*inputs)
