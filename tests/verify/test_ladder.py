@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fa4.on_hopper
 from fa4 import reference
-from fa4.on_hopper import sessions
 from fa4.on_hopper.modes import MODES
 from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
@@ -208,7 +208,7 @@ def test_launches_go_through_the_modes_in_turn(attended, monkeypatch):
         opened.append((modes, seed))
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(sessions, "Session", session)
+    monkeypatch.setattr(fa4.on_hopper, "Session", session)
     attended(right(subject_of(VARIANT)))
     assert ladder.on_hopper(subject_of(VARIANT), Effort(launches=8)) == Outcome(8)
     modes = list(MODES.values())
