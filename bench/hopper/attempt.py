@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bench.hopper.cuda import CudaDevice
 from bench.hopper.problems import Trial, upstream
 from fa4.reference import (
     LSE_TOLERANCE,
@@ -50,7 +51,7 @@ def attempt(trial: Trial, check: Check, attention: Attention, device: str) -> Re
         outcome, reason = WRONG, _line(error)
     if outcome == SKIPPED and device == "cuda":
         torch.cuda.empty_cache()  # other processes may need what this one holds
-    lost = outcome == WRONG and device == "cuda" and not _alive()
+    lost = outcome == WRONG and device == "cuda" and not CudaDevice().alive()
     return Record(trial.seed, str(trial), outcome, reason, shares, lost)
 
 
@@ -103,11 +104,3 @@ def _shares(agreement: Agreement | GradientAgreement) -> dict[str, float]:
 
 def _line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _alive() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bench.__main__ import main
-from bench.hopper import attempt as attempts_module
 from bench.hopper import fuzz
 from bench.hopper.attempt import RIGHT, SKIPPED, WRONG, Record, attempt, check_forward
+from bench.hopper.cuda import CudaDevice
 from bench.hopper.fuzz import Search, parse, run, shown, summary, text
 from bench.hopper.problems import draw
 from fa4 import reference
@@ -188,7 +188,7 @@ def test_a_lost_gpu_stops_a_process(monkeypatch):
     def lost(trial, *_):
         raise RuntimeError("illegal address")
 
-    monkeypatch.setattr(attempts_module, "_alive", lambda: False)
+    monkeypatch.setattr(CudaDevice, "alive", lambda _: False)
     monkeypatch.setattr(fuzz, "check_forward", lost)
     (record,) = run(TRIALS, right, "cuda")
     assert (record.outcome, record.lost) == (WRONG, True)

@@ -1,11 +1,14 @@
 """What a native launch asks of torch and of the compiled host function, without a GPU."""
 
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
 import torch
 
+from fa4 import emulator
 from fa4.arguments import BACKWARD_INTEGERS, BACKWARD_NUMBERS, INTEGERS, NUMBERS
 
 DEVICE, OTHER_STREAM = 1, 0x5EED
@@ -42,3 +45,14 @@ class Gpu:
         guard.__enter__.side_effect = lambda: setattr(self, "current", index)
         guard.__exit__.side_effect = lambda *_: setattr(self, "current", before)
         return guard
+
+
+def refused_inside_a_session(gpu: Gpu, prepare: Callable[[], Callable[[], None]]) -> None:
+    """Neither to prepare a launch of `OnDevice` tensors nor to call a prepared one is possible."""
+    run, message = prepare(), r"q is on cuda:1 inside.*takes cpu tensors"
+    with emulator.session():
+        with pytest.raises(ValueError, match=message):
+            prepare()
+        with pytest.raises(ValueError, match=message):
+            run()
+    assert not gpu.launches

@@ -3,19 +3,20 @@
 import ctypes
 import struct
 import threading
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
-from fa4 import emulator, launch
+from fa4 import launch
 from fa4.compile import c_interface
 from fa4.emulator.errors import EmulatorError
 from fa4.plan import plan_forward
 from fa4.problem import example_problem
 from fa4.tile_counter import TileCounters
-from tests.kernel.fake_gpu import DEVICE, OTHER_STREAM, Gpu, OnDevice
+from tests.kernel.fake_gpu import DEVICE, OTHER_STREAM, Gpu, OnDevice, refused_inside_a_session
 
 PROBLEM = example_problem(64, seqlen_q=8, seqlen_k=9, scale=0.25, causal=True)
 STRIDES = ((512, 64, 64, 1), (576, 64, 64, 1), (640, 72, 64, 1), (512, 64, 64, 1))
@@ -111,13 +112,7 @@ def test_threads_may_share_a_launch(gpu: Gpu) -> None:
 
 
 def test_cuda_tensors_are_refused_inside_a_session(gpu: Gpu) -> None:
-    run, message = native(gpu), r"q is on cuda:1 inside.*takes cpu tensors"
-    with emulator.session():
-        with pytest.raises(ValueError, match=message):
-            native(gpu)
-        with pytest.raises(ValueError, match=message):
-            run(*tensors())
-    assert not gpu.launches
+    refused_inside_a_session(gpu, lambda: partial(native(gpu), *tensors()))
 
 
 def test_cpu_tensors_are_emulated(gpu: Gpu) -> None:

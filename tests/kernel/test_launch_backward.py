@@ -3,17 +3,18 @@
 What both passes do alike is tested of the forward.
 """
 
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
-from fa4 import emulator, launch_backward
+from fa4 import launch_backward
 from fa4.launch_backward import BackwardLaunch, BackwardTensors
 from fa4.plan_backward import plan_backward
 from fa4.problem import example_problem
-from tests.kernel.fake_gpu import DEVICE, OTHER_STREAM, Gpu, OnDevice
+from tests.kernel.fake_gpu import DEVICE, OTHER_STREAM, Gpu, OnDevice, refused_inside_a_session
 
 PROBLEM = example_problem(
     64, batch=2, seqlen_q=70, seqlen_k=90, heads_q=4, heads_kv=2, scale=0.25, deterministic=True
@@ -107,10 +108,4 @@ def test_an_error_of_the_driver_is_raised_by_its_name(gpu: Gpu, sizes: list[int]
 
 
 def test_cuda_tensors_are_refused_inside_a_session(gpu: Gpu) -> None:
-    run, message = native(gpu), r"q is on cuda:1 inside.*takes cpu tensors"
-    with emulator.session():
-        with pytest.raises(ValueError, match=message):
-            native(gpu)
-        with pytest.raises(ValueError, match=message):
-            run(tensors())
-    assert not gpu.launches
+    refused_inside_a_session(gpu, lambda: partial(native(gpu), tensors()))
