@@ -167,7 +167,7 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
     from fa4.arguments import pack_per_call
 
     options = (None if q.is_cuda else api.emulated_arch(), None, False, None, None, 0.0, False)
-    layouts = api.layouts_of(q, k, v)
+    layouts = tuple(map(api.layout_of, (q, k, v)))
     asked = (layouts, options[0], False, *options[1:])
     call = api._prepare(*asked)
     launch, tensors = call.launch, (q, k, v, torch.empty_like(q))
@@ -186,9 +186,9 @@ def stages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]
     packed, alone = block(), host_function_alone(*_resolved(layouts, options))
     return {
         "(reading the clock)": time.perf_counter,
-        "layouts": lambda: api.layouts_of(q, k, v),
+        "layouts": lambda: (api.layout_of(q), api.layout_of(k), api.layout_of(v)),
         "lookup": lambda: api._prepare(*asked),
-        "allocate": lambda: q.new_empty_strided(*call.out),
+        "allocate": lambda: call.empty(*call.out),
         "launch": lambda: launch(*tensors, None),
         "- stream, counter": stream_and_counter,
         "- block": block,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 import torch
 
@@ -39,6 +42,11 @@ def stride_obstacle(strides: tuple[int, ...], size: int) -> str | None:
         if stride * size >= TMA_STRIDE_LIMIT:
             return f"its strides {strides} reach 2^40 bytes"
     return None
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """In elements, of a contiguous tensor."""
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
 
 
 def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,23 +9,26 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack
+from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack as _innermost_transform
 from torch.autograd import forward_ad
 
 from fa4.addressing import (
     TMA_ALIGNMENT,
     addressable,
+    contiguous_strides,
     stride_obstacle,
     tma_obstacle,
     with_plain_strides,
 )
+from fa4.allocation import EMPTY, Memory, index_of, is_elsewhere
 from fa4.emulator.sessions import open_sessions
 from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
@@ -112,8 +115,8 @@ def flash_attn_func(
     plain = not tracing and is_plain(q, k, v)
     if not (plain or tracing):
         _refuse_kinds(q, k, v)
-    if (q.is_cuda or q.is_cpu) and torch.is_autocast_enabled(q.device.type):
-        q, k, v = (_autocast(tensor) for tensor in (q, k, v))
+    if not plain or _is_any_autocast_enabled():
+        q, k, v = _autocast(q, k, v)
     options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
     if not plain or (
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -122,17 +125,17 @@ def flash_attn_func(
 
         results = ops.attention(q, k, v, *options)
         return results if return_lse else results[0]
-    out, lse = attention(q, k, v, *options, with_lse=return_lse)
+    out, lse = attention(q, k, v, options, return_lse)
     return (out, lse) if return_lse else out
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, with_lse: bool = True
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, with_lse: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(out, lse) as `flash_attn_func` gives them, lse None unless asked for; no gradient is
-    recorded. q, k and v have memory, see `is_plain`; `options` as in `Options`."""
+    recorded. q, k and v have memory, see `is_plain`."""
     try:
-        layouts, arch = layouts_of(q, k, v), foreign_arch(q)
+        layouts, arch = (layout_of(q), layout_of(k), layout_of(v)), foreign_arch(q)
     except RuntimeError:  # a nested tensor has no shape
         _refuse_kinds(q, k, v)
         raise
@@ -143,10 +146,12 @@ def attention(
         raise
     if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
-        return attention(q, k, v, *options, with_lse=with_lse)
-    # strided: seven tenths of the price of new_empty
-    out = q.new_empty_strided(*call.out)
-    lse = q.new_empty_strided(*call.lse, dtype=torch.float32) if with_lse else None
+        return attention(q, k, v, options, with_lse)
+    if is_elsewhere(call.device):
+        with torch.cuda.device(call.device):
+            return attention(q, k, v, options, with_lse)
+    out = call.empty(*call.out)
+    lse = call.empty(*call.lse) if with_lse else None
     if call.launch:
         call.launch(q, k, v, out, lse)
     else:
@@ -175,7 +180,7 @@ def can_implement(
     try:
         _refuse_kinds(q, k, v, without_memory=True)
         options = (softmax_scale, causal, *_window(window_size), softcap, deterministic)
-        resolve(layouts_of(q, k, v), foreign_arch(q), *options)
+        resolve((layout_of(q), layout_of(k), layout_of(v)), foreign_arch(q), *options)
     except (TypeError, ValueError, NotImplementedError) as error:
         return Support(False, str(error))
     copies = [
@@ -190,11 +195,16 @@ Options = tuple[float | None, bool, int | None, int | None, float, bool]
 """softmax_scale, causal, window_left, window_right, softcap, deterministic."""
 
 
-def _autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """What autocast makes of an argument of an operator that it runs in lower precision."""
-    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What autocast makes of the arguments of an operator that it runs in lower precision."""
+    first = tensors[0]
+    if not (first.is_cuda or first.is_cpu) or not torch.is_autocast_enabled(first.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
+    return tuple(
+        tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+        for tensor in tensors
+    )
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -243,27 +253,32 @@ def _refuse_kinds(*tensors: Any, without_memory: bool = False) -> None:
             )
 
 
-# shape, strides, dtype, device
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+Layout = tuple[torch.Size, tuple[int, ...] | None, torch.dtype, torch.device]
+"""Shape, strides or None where they are those of a contiguous tensor, dtype, device."""
 Layouts = tuple[Layout, Layout, Layout]
 """Of q, k and v."""
 
 
-def layouts_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Layouts:
+def layout_of(tensor: torch.Tensor) -> Layout:
     """What must be equal for two calls to be the same but for addresses; runs on every call."""
-    return (
-        (q.shape, q.stride(), q.dtype, q.device),
-        (k.shape, k.stride(), k.dtype, k.device),
-        (v.shape, v.stride(), v.dtype, v.device),
-    )
+    strides = None if tensor.is_contiguous() else tensor.stride()  # one is dear to make and to hash
+    return tensor.shape, strides, tensor.dtype, tensor.device
+
+
+def strides_of(layout: Layout) -> tuple[int, ...]:
+    """In elements; of a dimension of size 1 any that addresses the same."""
+    shape, strides, *_ = layout
+    return contiguous_strides(shape) if strides is None else strides
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     """What a call's layouts and options decide."""
 
-    out: tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
-    lse: tuple[tuple[int, ...], tuple[int, ...]]
+    out: Memory
+    lse: Memory
+    empty: Callable[..., torch.Tensor]
+    device: int | None  # that must be the current one
     launch: Launch | None  # None when there is no (query, key) pair, or `copies`
     copies: bool  # strides that TMA cannot address
 
@@ -273,16 +288,23 @@ def _prepare(layouts: Layouts, arch: str | None, with_lse: bool, *options: Any) 
     """Check, plan, compile. `arch`: None for the device's own, see `foreign_arch`; `options` as in
     `Options`."""
     problem, plan = resolve(layouts, arch, *options)
-    (_, _, dtype, device), strides = layouts[0], [layout[1] for layout in layouts]
-    batch, rows, heads, dim = problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v
-    out_strides = (rows * heads * dim, heads * dim, dim, 1)
+    (_, _, dtype, device), strides = layouts[0], [strides_of(layout) for layout in layouts]
+    rows = problem.batch, problem.seqlen_q, problem.heads_q
+    out, lse = (*rows, problem.head_dim_v), (rows[0], rows[2], rows[1])
+    out_strides = contiguous_strides(out)
     copies, launch = any(stride_obstacle(s, dtype.itemsize) for s in strides), None
     if not problem.empty and not copies:
         if device.type == "cpu":
             _announce_emulator(plan.arch)
         launch = _launcher().prepare(problem, plan, (*strides, out_strides), device, with_lse)
-    lse = (batch, heads, rows), (heads * rows, rows, 1)
-    return _Call(((batch, rows, heads, dim), out_strides), lse, launch, copies)
+    return _Call(
+        out=(out, out_strides, dtype),
+        lse=(lse, contiguous_strides(lse), torch.float32),
+        empty=EMPTY[device.type],
+        device=index_of(device),
+        launch=launch,
+        copies=copies,
+    )
 
 
 def resolve(
@@ -296,16 +318,16 @@ def resolve(
     deterministic: bool,
 ) -> tuple[Problem, BasePlan]:
     """The checked problem and its plan; parameters as for `_prepare`."""
-    shapes, strides, dtypes, devices = zip(*layouts, strict=True)
+    shapes, _, dtypes, devices = zip(*layouts, strict=True)
     for name, device in zip("qkv", devices, strict=True):
         if device != devices[0]:
             raise ValueError(
                 f"{name} is on {device} but q is on {devices[0]}; move them to one device."
             )
-    for name, shape, stride in zip("qkv", shapes, strides, strict=True):
-        if len(shape) == 4 and stride[3] != 1 and shape[3] > 1:
+    for name, (shape, strides, *_) in zip("qkv", layouts, strict=True):
+        if strides and len(shape) == 4 and strides[3] != 1 and shape[3] > 1:
             raise ValueError(
-                f"{name} has strides {stride}; the last must be 1. Pass {name}.contiguous()."
+                f"{name} has strides {strides}; the last must be 1. Pass {name}.contiguous()."
             )
     batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, head_dim_v = _sizes(*shapes)
     problem = Problem(

@@ -6,6 +6,7 @@ allocations and its launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 
 from fa4 import api
-from fa4.addressing import TMA_ALIGNMENT, addressable, stride_obstacle
+from fa4.addressing import TMA_ALIGNMENT, addressable, contiguous_strides, stride_obstacle
+from fa4.allocation import EMPTY, Memory, index_of, is_elsewhere
 from fa4.launch_backward import BackwardLaunch, BackwardTensors, prepare
 from fa4.plan_backward import plan_backward
 from fa4.problem import Problem
@@ -40,18 +42,21 @@ def attention_backward(
     """
     *masks, deterministic = options
     masks.append(deterministic or torch.are_deterministic_algorithms_enabled())
-    saved = _layout(out), _layout(grad_out), _layout(lse)
-    dlse = None if grad_lse is None else _layout(grad_lse)
-    arch = api.foreign_arch(q)
-    call = _prepare(api.layouts_of(q, k, v), (*saved, dlse), arch, *masks)
+    layouts = api.layout_of(q), api.layout_of(k), api.layout_of(v)
+    saved = api.layout_of(out), api.layout_of(grad_out), api.layout_of(lse)
+    dlse = None if grad_lse is None else api.layout_of(grad_lse)
+    call = _prepare(layouts, (*saved, dlse), api.foreign_arch(q), *masks)
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | grad_out.data_ptr()
     if call.copies or addresses % TMA_ALIGNMENT:
         given = {"q": q, "k": k, "v": v, "out": out, "grad_out": grad_out}
         q, k, v, out, grad_out = (_usable(name, tensor) for name, tensor in given.items())
         return attention_backward(grad_out, grad_lse, q, k, v, out, lse, *options)
+    if is_elsewhere(call.device):
+        with torch.cuda.device(call.device):
+            return attention_backward(grad_out, grad_lse, q, k, v, out, lse, *options)
+    dq, dk, dv = [call.empty(*layout) for layout in call.gradients]
     if call.launch is None:
-        return tuple(q.new_zeros(shape) for shape, _ in call.gradients)
-    dq, dk, dv = [q.new_empty_strided(*layout) for layout in call.gradients]
+        return dq.zero_(), dk.zero_(), dv.zero_()
     given_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
     call.launch(BackwardTensors(q, k, v, out, grad_out, *given_lse, dq, dk, dv))
     return dq, dk, dv
@@ -61,13 +66,11 @@ def attention_backward(
 class _Call:
     """What a call's layouts and options decide."""
 
-    gradients: tuple[tuple[torch.Size, tuple[int, ...]], ...]  # shapes and strides
+    gradients: tuple[Memory, ...]
+    empty: Callable[..., torch.Tensor]
+    device: int | None  # that must be the current one
     launch: BackwardLaunch | None  # None when there is no (query, key) pair, or `copies`
     copies: bool  # strides that TMA cannot address
-
-
-def _layout(tensor: torch.Tensor) -> api.Layout:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 @lru_cache(maxsize=4096, typed=True)  # as that of `api`
@@ -79,14 +82,15 @@ def _prepare(
     problem, _ = api.resolve(layouts, arch, *options)
     device = layouts[0][3]
     _check(problem, layouts[0], others)
-    gradients = tuple((shape, _contiguous(shape)) for shape, *_ in layouts)
-    read = [stride for _, stride, *_ in (*layouts, *others[:2])]
+    shapes = [tuple(shape) for shape, *_ in layouts]
+    gradients = tuple((shape, contiguous_strides(shape), layouts[0][2]) for shape in shapes)
+    read = [api.strides_of(layout) for layout in (*layouts, *others[:2])]
     copies, launch = not problem.empty and any(map(_unusable, read)), None
     if not problem.empty and not copies:
         plan = plan_backward(problem, arch or api.native_arch(device))
-        strides = (*read, *(stride for _, stride in gradients))
+        strides = (*read, *(stride for _, stride, _ in gradients))
         launch = prepare(problem, plan, strides, device)
-    return _Call(gradients, launch, copies)
+    return _Call(gradients, EMPTY[device.type], index_of(device), launch, copies)
 
 
 def _check(problem: Problem, q: api.Layout, others: tuple[api.Layout | None, ...]) -> None:
@@ -102,11 +106,6 @@ def _check(problem: Problem, q: api.Layout, others: tuple[api.Layout | None, ...
                 f"{name} has shape {tuple(layout[0])}, {layout[2]}, on {layout[3]}; that of q, k "
                 f"and v has shape {wanted[0]}, {wanted[1]}, on {wanted[2]}."
             )
-
-
-def _contiguous(shape: torch.Size) -> tuple[int, ...]:
-    _, rows, heads, dim = shape
-    return rows * heads * dim, heads * dim, dim, 1
 
 
 def _unusable(strides: tuple[int, ...]) -> bool:

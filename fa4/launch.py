@@ -18,6 +18,7 @@ from fa4.arguments import SIZES, pack_per_call, pack_rest
 from fa4.compile import HostFunction, host_function
 from fa4.emulator import BarrierLabel, Labels, Session, current_session, session
 from fa4.emulator.hook import the_hook
+from fa4.emulator.sessions import open_sessions
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
 from fa4.plan_hopper import HopperPlan
@@ -37,8 +38,8 @@ def prepare(
     device: torch.device,
     with_lse: bool,
 ) -> Launch:
-    """What runs attention: `launch(q, k, v, out, lse)`, on the current stream of a CUDA device or
-    in a session.
+    """What runs attention: `launch(q, k, v, out, lse)`, on the current stream of a CUDA device,
+    which must be the current one, or in a session.
 
     Shapes: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), out (B, Sq, H, Dv), lse (B, H, Sq)
     float32 and contiguous, or None without `with_lse`: then none is written. `strides`, in
@@ -92,11 +93,8 @@ class _NativeLaunch:
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
-        refuse_session(q)
-        if torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
-                self(q, k, v, out, lse)
-            return
+        if open_sessions:
+            refuse_session(q)
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         block = pack_per_call(
             q.data_ptr(),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from fa4.allocation import EMPTY
 from fa4.arguments import (
     BACKWARD_PER_CALL,
     SIZES,
@@ -21,6 +22,7 @@ from fa4.arguments import (
 )
 from fa4.compile import HostFunction, host_function
 from fa4.emulator import current_session
+from fa4.emulator.sessions import open_sessions
 from fa4.launch import (
     Strides,
     check_launch,
@@ -65,7 +67,8 @@ BackwardLaunch = Callable[[BackwardTensors], None]
 def prepare(
     problem: Problem, plan: BackwardPlan, strides: tuple[Strides, ...], device: torch.device
 ) -> BackwardLaunch:
-    """What computes dq, dk and dv, on the current stream of a CUDA device or in a session.
+    """What computes dq, dk and dv, on the current stream of a CUDA device, which must be the
+    current one, or in a session.
 
     `strides`, in elements, are those of `STRIDED`. A launch checks nothing; threads may share it.
 
@@ -96,7 +99,7 @@ class _Work:
 
     def workspace(self, device: torch.device) -> torch.Tensor:
         """Memory of one launch."""
-        return torch.empty(self.offsets[-1] // FLOAT_BYTES, dtype=torch.float32, device=device)
+        return EMPTY[device.type]((self.offsets[-1] // FLOAT_BYTES,), (1,), torch.float32)
 
     def block(self, tensors: BackwardTensors, workspace: torch.Tensor, num_ctas: int) -> bytes:
         """The argument block."""
@@ -121,11 +124,8 @@ class _NativeLaunch:
     num_sms: int
 
     def __call__(self, tensors: BackwardTensors) -> None:
-        refuse_session(tensors.q)
-        if torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
-                self(tensors)
-            return
+        if open_sessions:
+            refuse_session(tensors.q)
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         workspace = self.work.workspace(tensors.q.device)
         block = self.work.block(tensors, workspace, self.num_sms)

@@ -37,6 +37,10 @@ def options_of(problem: Problem) -> api.Options:
     return problem.scale, *masks, problem.softcap, problem.deterministic
 
 
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
+    return api.attention(q, k, v, options)
+
+
 class _Attention(torch.autograd.Function):
     """`direct`: without torch's dispatcher, which takes longer than all else of a call."""
 
@@ -44,7 +48,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, direct: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
     ) -> Results:
-        call = api.attention if direct else _below_autograd(torch.ops.fa4.attention)
+        call = _attention if direct else _below_autograd(torch.ops.fa4.attention)
         out, lse = call(q, k, v, *options)
         ctx.direct, ctx.options = direct, options
         ctx.save_for_backward(q, k, v, out, lse)
@@ -123,7 +127,7 @@ def _recorded(
 
 
 for _key in ("CPU", "CUDA"):
-    LIBRARY.impl("attention", api.attention, _key)
+    LIBRARY.impl("attention", _attention, _key)
     LIBRARY.impl("attention_backward", attention_backward, _key)
 _recorded_attention = _recorded(torch.ops.fa4.attention, partial(_Attention.apply, False))
 _recorded_backward = _recorded(torch.ops.fa4.attention_backward, _AttentionBackward.apply)

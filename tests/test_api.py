@@ -18,11 +18,14 @@ from fa4.problem import example_problem
 
 
 class Launches(list):
-    """Stand-in for `fa4.launch`: keeps (problem, plan, q, k, v, out, lse) of every launch."""
+    """Stand-in for `fa4.launch`: keeps (problem, plan, q, k, v, out, lse) of every launch, the
+    tensors as a kernel would see them."""
 
     def prepare(self, problem, plan, strides, device, with_lse):
-        def launch(q, k, v, out, lse):
-            assert strides == (q.stride(), k.stride(), v.stride(), out.stride())
+        def launch(*given):
+            *tensors, lse = given
+            q, k, v, out = (t.as_strided(t.shape, s) for t, s in zip(tensors, strides, strict=True))
+            assert out.is_contiguous()
             assert {t.device for t in (q, k, v, out)} == {device}
             assert (lse is not None) == with_lse
             self.append(

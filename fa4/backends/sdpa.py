@@ -144,7 +144,7 @@ def _forward(
             "torch.nn.attention.sdpa_kernel with another backend around the call."
         )
     (q, k, v), options = _ours(inputs, is_causal, scale)
-    out, lse = api.attention(q, k, v, *options)
+    out, lse = api.attention(q, k, v, options)
     return _laid_out(out.transpose(1, 2), inputs[0]), lse
 
 

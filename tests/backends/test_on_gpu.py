@@ -50,9 +50,9 @@ def check(got: Tensors, expected: Tensors) -> None:
 
 @pytest.mark.parametrize("dim", [64, 100, 128, 256])  # 100: torch pads to 104
 def test_result_and_gradients(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    called, attention = [], backend.ops.attention
+    called, attention = [], backend.api.attention
     monkeypatch.setattr(
-        backend.ops, "attention", lambda *given: called.append(1) or attention(*given)
+        backend.api, "attention", lambda *given: called.append(1) or attention(*given)
     )
     inputs = draw(dim)
     with torch_attention.sdpa_kernel(torch_attention.SDPBackend.FLASH_ATTENTION):

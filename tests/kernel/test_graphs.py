@@ -90,7 +90,7 @@ from fa4 import api
 torch.manual_seed(0)
 q, k, v = (torch.randn(2, 700, 8, 128, device="cuda").bfloat16() for _ in "qkv")
 options = (None, True, None, None, 0.0, False)
-api._prepare(api.layouts_of(q, k, v), None, False, *options)
+api._prepare(tuple(map(api.layout_of, (q, k, v))), None, False, *options)
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     outs = [fa4.flash_attn_func(q, k, v, causal=True) for _ in range(3)]
@@ -125,7 +125,12 @@ def test_threads_on_streams_of_their_own() -> None:
 
 @pytest.mark.skipif(native_gpus() < 2, reason="needs two GPUs")
 def test_a_device_that_is_not_the_current_one() -> None:
-    here, there = inputs(0, "cuda:0"), inputs(0, "cuda:1")
-    with torch.cuda.device(0):
-        assert torch.equal(attention(there).cpu(), attention(here).cpu())
-        assert torch.cuda.current_device() == 0
+    options, found = (None, True, None, None, 0.0, True), []
+    for device in ("cuda:0", "cuda:1"):
+        q, k, v = inputs(0, device)
+        with torch.cuda.device(0):
+            out, lse = torch.ops.fa4.attention(q, k, v, *options)
+            grads = torch.ops.fa4.attention_backward(out, None, q, k, v, out, lse, *options)
+            assert torch.cuda.current_device() == 0
+        found.append([tensor.cpu() for tensor in (out, lse, *grads)])
+    assert all(torch.equal(here, there) for here, there in zip(*found, strict=True))

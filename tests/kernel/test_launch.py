@@ -16,7 +16,7 @@ from fa4.emulator.errors import EmulatorError
 from fa4.plan import plan_forward
 from fa4.problem import example_problem
 from fa4.tile_counter import TileCounters
-from tests.kernel.fake_gpu import DEVICE, OTHER_STREAM, Gpu, OnDevice, refused_inside_a_session
+from tests.kernel.fake_gpu import OTHER_STREAM, Gpu, OnDevice, refused_inside_a_session
 
 PROBLEM = example_problem(64, seqlen_q=8, seqlen_k=9, scale=0.25, causal=True)
 STRIDES = ((512, 64, 64, 1), (576, 64, 64, 1), (640, 72, 64, 1), (512, 64, 64, 1))
@@ -76,13 +76,6 @@ def test_an_lse_that_nobody_asks_for_has_no_rows(gpu: Gpu) -> None:
 def test_blackwell_has_no_tile_counter(gpu: Gpu) -> None:
     native(gpu, "sm_100a")(*tensors())
     assert gpu.launches[0].tile_counter == 0
-
-
-def test_another_current_device_is_left_for_the_launch_alone(gpu: Gpu) -> None:
-    gpu.current = 0
-    native(gpu)(*tensors())
-    assert [one.device for one in gpu.launches] == [DEVICE]
-    assert gpu.current == 0
 
 
 def test_an_error_of_the_driver_is_raised_by_its_name(gpu: Gpu) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fa4 import launch_backward
+from fa4.allocation import EMPTY
 from fa4.launch_backward import BackwardLaunch, BackwardTensors
 from fa4.plan_backward import plan_backward
 from fa4.problem import example_problem
@@ -29,11 +30,12 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Floats of the workspaces, which all lie at WORKSPACE."""
     asked: list[int] = []
 
-    def empty(floats: int, **_: object) -> OnDevice:
-        asked.append(floats)
+    def empty(shape: tuple[int], strides: tuple[int], dtype: torch.dtype) -> OnDevice:
+        assert (strides, dtype) == ((1,), torch.float32)
+        asked.extend(shape)
         return OnDevice(WORKSPACE)
 
-    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setitem(EMPTY, "cuda", empty)
     return asked
 
 
@@ -89,15 +91,6 @@ def test_each_launch_has_its_own_addresses_and_stream(gpu: Gpu, sizes: list[int]
     assert (first.q, first.stream, second.q, second.stream) == (16, OTHER_STREAM, 16000, 7)
     assert (first.dlse, second.dlse) == (16 * 7, 0)
     assert len(sizes) == 2
-
-
-def test_another_current_device_is_left_for_the_launch_alone(gpu: Gpu, sizes: list[int]) -> None:
-    run = native(gpu)
-    gpu.current = 0
-    run(tensors())
-    assert [one.device for one in gpu.launches] == [DEVICE]
-    assert gpu.current == 0
-    assert len(sizes) == 1
 
 
 def test_an_error_of_the_driver_is_raised_by_its_name(gpu: Gpu, sizes: list[int]) -> None:
