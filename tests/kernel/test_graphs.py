@@ -14,6 +14,7 @@ import torch
 
 import fa4
 from fa4 import api
+from fa4.gradients import attention_backward
 
 ROOT = Path(fa4.__file__).parent.parent
 
@@ -129,8 +130,8 @@ def test_a_device_that_is_not_the_current_one() -> None:
     for device in ("cuda:0", "cuda:1"):
         q, k, v = inputs(0, device)
         with torch.cuda.device(0):
-            out, lse = torch.ops.fa4.attention(q, k, v, *options)
-            grads = torch.ops.fa4.attention_backward(out, None, q, k, v, out, lse, *options)
+            out, lse = api.attention(q, k, v, options)
+            grads = attention_backward(out, None, q, k, v, out, lse, *options)
             assert torch.cuda.current_device() == 0
         found.append([tensor.cpu() for tensor in (out, lse, *grads)])
     assert all(torch.equal(here, there) for here, there in zip(*found, strict=True))
