@@ -6,11 +6,23 @@ import torch
 from fa4 import api, demo
 
 
-def test_demo_agrees_and_reports(capsys):
+@pytest.mark.parametrize(
+    ("arch", "roles"), [("sm_100a", ("softmax", "correction")), ("sm_90a", ("attend", "load"))]
+)
+def test_demo_agrees_and_reports(monkeypatch, capsys, arch, roles):
+    monkeypatch.setenv("FA4_EMULATE_ARCH", arch)
     assert demo.demo_main([]) == 0
     report = capsys.readouterr().out
-    for words in ("emulator", "agrees with float32", "torch bf16", "softmax", "correction"):
+    for words in ("emulator", f"compiled {arch}", "agrees with float32", "torch bf16", *roles):
         assert words in report
+
+
+def test_demo_names_an_architecture_that_is_not_emulated(monkeypatch, capsys):
+    monkeypatch.setenv("FA4_EMULATE_ARCH", "sm_80")
+    assert demo.demo_main([]) == 2
+    assert "FA4_EMULATE_ARCH is 'sm_80'; this version emulates sm_100a, sm_90a" in (
+        capsys.readouterr().err
+    )
 
 
 def test_demo_shows_the_pipeline_of_what_ran(monkeypatch, capsys):
