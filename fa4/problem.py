@@ -15,6 +15,8 @@ DTYPES = ("bfloat16", "float16")
 HEAD_DIM_MULTIPLE = 8  # 16 bytes of a 2-byte type: the unit of TMA strides and swizzles
 MAX_HEAD_DIM = 256  # of any kernel; the plan of an architecture may refuse smaller ones
 MAX_LENGTH = 2**30  # kernels add two lengths (row + seqlen_k, row + left) in signed 32-bit words
+# Kernels multiply by these in float32, and by them times 2 log2 e: all finite, none subnormal.
+FACTORS = (2.0**-126, 2.0**126)
 MAX_QUERY_ROWS = 2**30  # batch * heads * rows: bounds a work tile's number, to which the grid adds
 
 
@@ -142,6 +144,12 @@ class Problem:
                 f"scale is {scale}; it must be positive (the default is 1/sqrt(head_dim)). "
                 "For a negative scale negate q."
             )
+        _check_factor("scale", scale, f"scale is {scale}", "Multiply q by a part of it.")
+        if softcap:
+            remedy = "Take another softcap; 0.0 is off."
+            _check_factor("softcap", softcap, f"softcap is {softcap}", remedy)
+            values = f"scale is {scale} and softcap is {softcap}"
+            _check_factor("scale / softcap", scale / softcap, values, remedy)
         self._set("softcap", softcap)
         self._set("scale", scale)
 
@@ -193,6 +201,20 @@ def _window_bound(name: str, value: Any) -> int | None:
 def _finite(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is {value!r} ({type(value).__name__}); it must be a number.")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value}; it must be finite.")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int may be larger than any float
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}; it must be finite.")
+    return number
+
+
+def _check_factor(name: str, factor: float, values: str, remedy: str) -> None:
+    """Raise ValueError for a factor outside of FACTORS; the message gives `values` and `remedy`."""
+    low, high = FACTORS
+    if not low <= factor <= high:
+        raise ValueError(
+            f"{values}; {name} must lie in {low:.3g} ... {high:.3g}, so that kernels can multiply "
+            f"by it in float32. {remedy}"
+        )

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from fa4.problem import Problem, check_head_dims, default_scale
 
@@ -125,6 +127,7 @@ def test_fault_28_unsupported_head_dims_name_value_and_rule(head_dim, head_dim_v
         ({"scale": -0.1}, ValueError, "scale is -0.1"),
         ({"scale": 0}, ValueError, "scale is 0"),
         ({"scale": math.inf}, ValueError, "scale is inf"),
+        ({"scale": 10**400}, ValueError, "scale is inf"),
         ({"scale": "auto"}, TypeError, "scale is 'auto'"),
     ],
 )
@@ -132,6 +135,41 @@ def test_fault_28_bad_values_are_refused_by_name(changes, error, words):
     with pytest.raises(error) as caught:
         make(**changes)
     assert words in str(caught.value)
+
+
+LOW, HIGH = 2.0**-126, 2.0**126
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scale": 1e39}, "scale is 1e+39; scale must lie in"),
+        ({"scale": 3e38}, "Multiply q by a part of it"),  # times log2 e it is infinite
+        ({"scale": 1e-50}, "scale is 1e-50; scale must lie in 1.18e-38 ... 8.51e+37"),
+        ({"scale": math.nextafter(HIGH, math.inf)}, "scale must lie in"),
+        ({"scale": math.nextafter(LOW, 0.0)}, "scale must lie in"),
+        ({"softcap": 1e39}, "softcap is 1e+39; softcap must lie in"),
+        ({"softcap": 1e-60}, "softcap must lie in"),
+        ({"softcap": 1e-60}, "0.0 is off"),
+        ({"scale": 1e20, "softcap": 1e-20}, "scale is 1e+20 and softcap is 1e-20; scale / softcap"),
+        ({"scale": 1e-20, "softcap": 1e20}, "scale / softcap must lie in"),
+    ],
+)
+def test_factors_that_float32_cannot_hold_are_refused(changes, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    ("scale", "softcap"), [(LOW, 0.0), (HIGH, 0.0), (1.0, LOW), (1.0, HIGH), (LOW, 1.0)]
+)
+def test_the_largest_and_smallest_factors_are_normal_in_float32(scale, softcap):
+    problem, normal = make(scale=scale, softcap=softcap), torch.finfo(torch.float32)
+    used = problem.factors if softcap else {"scale": scale, "log2": problem.factors["scale_log2"]}
+    held = torch.tensor([*used.values(), problem.scale], dtype=torch.float32)
+    if softcap:  # see fa4.numerics.softcap
+        held = torch.cat([held, 2 * math.log2(math.e) * held[-2:-1]])
+    assert ((held >= normal.tiny) & (held <= normal.max)).all()
 
 
 def test_fault_10_a_batch_beyond_a_grid_dimension_is_accepted():
