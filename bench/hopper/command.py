@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from bench.hopper.cuda import CudaDevice
 from bench.hopper.implementations import gemm, implementations
 from bench.hopper.measure import Bench, DeviceLost, Measurement
 from bench.hopper.summary import FORWARD_GOALS, Goals, cell_line, report
+from fa4.profile.options import output_folder
 
 
 def main(argv: list[str]) -> int:
@@ -114,7 +114,7 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--ours-only", action="store_true", help="no peers")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument("--out", type=output_folder, default="out", help="folder for the results")
     parser.add_argument(
         "--seconds", type=float, help="start no new cell after this long; default: no limit"
     )

@@ -37,6 +37,7 @@ from bench.hopper.problems import Trial, draw
 from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
 from fa4.plan_base import BasePlan
+from fa4.profile.options import output_file
 
 REPORT_EVERY = 100  # problems
 SHOWN = 20  # problems of an outcome that a file names
@@ -114,7 +115,7 @@ def parse(argv: list[str]) -> tuple[Search, Path | None]:
         "--head-dims", type=_dims, nargs="+", default=[], help="only these, e.g. 64 192x128"
     )
     parser.add_argument("--backward", action="store_true", help="gradients too")
-    parser.add_argument("--json", type=Path, help="file for the summary")
+    parser.add_argument("--json", type=output_file, help="file for the summary")
     options = parser.parse_args(argv)
     for name in ("count", "jobs"):
         if getattr(options, name) < 1:

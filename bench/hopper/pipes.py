@@ -24,6 +24,7 @@ from bench.hopper.passes import FORWARD
 from bench.results import FOLDER
 from fa4.profile.ncu import NcuError, find_ncu, import_page, run_ncu
 from fa4.profile.ncu_report import parse_raw
+from fa4.profile.options import output_folder
 from fa4.profile.table import table
 
 # Ratios to the best peer that a prototype of the frozen reference reached, by length
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
     """Profile, print and save."""
     parser = argparse.ArgumentParser(prog="python -m bench pipes", description=__doc__)
     parser.add_argument("--cells", nargs="+", metavar="CELL", help='such as "d64 full 8k"')
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument("--out", type=output_folder, default="out", help="folder for the results")
     parser.add_argument("--launch", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():

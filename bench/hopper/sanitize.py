@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from bench.hopper.sanitizer_log import KNOWN, parse_log
 from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem
+from fa4.profile.options import output_file
 from fa4.variants import Variant, variants
 
 # initcheck would see no write of torch's kernels, which are not looked at
@@ -118,7 +118,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=600.0, help="end a tool that takes longer with a pass"
     )
-    parser.add_argument("--json", type=Path, help="file for the findings")
+    parser.add_argument("--json", type=output_file, help="file for the findings")
     parser.add_argument("--launch", choices=("forward", "backward"), help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 

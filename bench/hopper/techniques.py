@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -19,6 +18,7 @@ from bench.progress import progress
 from fa4.plan import plan_forward
 from fa4.plan_hopper import HopperPlan, HopperTuning
 from fa4.problem import Problem, default_scale, example_problem
+from fa4.profile.options import output_folder
 from fa4.profile.table import table
 
 PLANNED = "as planned"
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench techniques", description=__doc__)
     parser.add_argument("--head-dims", type=int, nargs="+", default=cells.HEAD_DIMS)
     parser.add_argument("--lengths", type=int, nargs="+", default=(512, 2048, 8192))
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
+    parser.add_argument("--out", type=output_folder, default="out", help="folder for the results")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("This command measures a Hopper GPU (compute capability 9.0), and here is none.")

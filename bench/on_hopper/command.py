@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from bench.on_hopper.trials import VARIANTS, Task, backward_trial, small_trial, 
 from bench.on_hopper.work import work
 from fa4.on_hopper.modes import MODES
 from fa4.on_hopper.sessions import no_hopper
+from fa4.profile.options import output_file
 from fa4.reference import AGREEING
 
 
@@ -54,7 +54,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--seconds", type=float, default=240.0, help="start nothing after this")
     parser.add_argument("--jobs", type=int, default=8, help="processes: kernels compile at once")
-    parser.add_argument("--json", type=Path, help="write this, and a line per kernel, to this file")
+    parser.add_argument(
+        "--json", type=output_file, help="write this, and a line per kernel, to this file"
+    )
     parser.add_argument(
         "--emulator", action="store_true", help="small problems, compared with the emulator too"
     )

@@ -20,6 +20,7 @@ from fa4.profile.ncu import NcuError, profile_with_ncu
 from fa4.profile.options import (
     add_kernel_options,
     add_size_options,
+    output_folder,
     positive,
     problem_of,
     sizes_of,
@@ -159,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--span", type=int, nargs=2, metavar=("BEGIN", "END"), help="part of the time to draw"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
+    parser.add_argument(
+        "--out", type=output_folder, required=True, metavar="DIR", help="for the results"
+    )
     return parser
 
 

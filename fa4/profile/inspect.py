@@ -11,7 +11,7 @@ from fa4.compile import Artifacts, artifacts
 from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
 from fa4.profile.disassembler import disassemble, find_nvdisasm
-from fa4.profile.options import add_kernel_options, problem_of
+from fa4.profile.options import add_kernel_options, output_folder, problem_of
 from fa4.profile.report import report
 from fa4.profile.report_text import report_text
 
@@ -57,5 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backward", action="store_true", help="the main kernel of the gradient")
     add_kernel_options(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX, cubin and SASS")
+    parser.add_argument(
+        "--keep", type=output_folder, metavar="FOLDER", help="write PTX, cubin and SASS"
+    )
     return parser

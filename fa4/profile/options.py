@@ -1,8 +1,12 @@
-"""Command-line options that name a kernel and its sizes, and the problem that they mean."""
+"""Command-line options that name a kernel and its sizes, and the problem that they mean.
+
+The types of arguments serve all commands: a wrong one ends the program while it parses.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from fa4.problem import Problem, default_scale, example_problem
 
@@ -12,8 +16,8 @@ LENGTH, EMULATED_LENGTH = 4096, 512
 
 def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     """Head dims, dtype and mask."""
-    parser.add_argument("--head-dim", type=int, default=128, help="of Q and K, default 128")
-    parser.add_argument("--head-dim-v", type=int, help="of V, default that of Q and K")
+    parser.add_argument("--head-dim", type=positive, default=128, help="of Q and K, default 128")
+    parser.add_argument("--head-dim-v", type=positive, help="of V, default that of Q and K")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default) or float16")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument(
@@ -42,6 +46,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def output_file(text: str) -> Path:
+    """An argument that names a file to write at the end of long work, in a folder that is there."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent} is no folder; make it first")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
+    return path
+
+
+def output_folder(text: str) -> Path:
+    """An argument that names a folder for results, which is made if it is not there."""
+    path = Path(text)
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{there} is a file; name a folder")
+    return path
+
+
 def sizes_of(arguments: argparse.Namespace, on_gpu: bool) -> dict[str, int]:
     """The sizes of a Problem that the options name."""
     length = arguments.seqlen or (LENGTH if on_gpu else EMULATED_LENGTH)
@@ -66,7 +89,7 @@ def problem_of(arguments: argparse.Namespace, **sizes: int) -> Problem:
         window_left=left,
         window_right=right,
         softcap=1.0 if arguments.softcap else 0.0,
-        scale=default_scale(arguments.head_dim) if arguments.head_dim > 0 else 1.0,
+        scale=default_scale(arguments.head_dim),
         **sizes,
     )
 

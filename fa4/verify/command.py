@@ -9,11 +9,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from fa4._version import __version__
 from fa4.on_hopper.modes import MODES
+from fa4.profile.options import output_file, positive
 from fa4.profile.table import table
 from fa4.variants import HEAD_DIMS, Variant, variants
 from fa4.verify import ladder
@@ -75,18 +75,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--up-to", choices=ladder.RUNGS, default=list(ladder.RUNGS)[-1])
     parser.add_argument(
-        "--schedules", type=_positive, default=Effort.schedules, help="seeds of each random kind"
+        "--schedules", type=positive, default=Effort.schedules, help="seeds of each random kind"
     )
     parser.add_argument(
         "--launches",
-        type=_positive,
+        type=positive,
         default=Effort.launches,
         help=f"of each kernel on a GPU; of sm_100a at least {len(MODES)}, one in each mode",
     )
     parser.add_argument(
-        "--jobs", type=_positive, default=os.cpu_count() or 1, help="processes (default: cores)"
+        "--jobs", type=positive, default=os.cpu_count() or 1, help="processes (default: cores)"
     )
-    parser.add_argument("--json", type=Path, help="write what every kernel did to this file")
+    parser.add_argument("--json", type=output_file, help="write what every kernel did to this file")
     options = parser.parse_args(argv)
     rungs = list(ladder.RUNGS)
     options.rungs = tuple(rungs[rungs.index(options.start) : rungs.index(options.up_to) + 1])
@@ -162,10 +162,3 @@ def _progress(
     rung = failed(outcomes)
     state = f"FAILED {rung}: {outcomes[rung].failure}" if rung else "ok"
     print(f"{number}/{total} {variant} {state} ({seconds:.0f} s)", file=sys.stderr, flush=True)
-
-
-def _positive(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is not positive")
-    return number

@@ -50,6 +50,14 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):
     assert "no trace of `fa4 profile`" in capsys.readouterr().err
 
 
+def test_results_need_a_folder(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stopped:
+        profile_main([*SMALL, "--out", str(tmp_path / "file")])
+    assert stopped.value.code == 2
+    assert f"{tmp_path / 'file'} is a file; name a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--gpu", "--ncu"])
 def test_a_missing_gpu_is_said(flag, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -74,6 +82,8 @@ def test_the_runner_says_so_too(monkeypatch, capsys):
         (["--heads", "3", "--heads-kv", "2"], "no multiple"),
         (["--gpu", "--records", "100"], "100 is no power of two"),
         (["--ctas", "0"], "'0' is not a positive integer"),
+        (["--gpu", "--head-dim", "0"], "argument --head-dim: '0' is not a positive integer"),
+        (["--head-dim-v", "-8"], "argument --head-dim-v: '-8' is not a positive integer"),
         (["--records", "4096"], "no effect without --gpu: leave out --records"),
         (["--ncu", "--ctas", "1", "--span", "0", "9"], "with --ncu: leave out --ctas, --span"),
         (

@@ -132,7 +132,15 @@ def test_a_name_that_no_kernel_has(capsys):
 def test_numbers_must_be_positive(capsys):
     with pytest.raises(SystemExit):
         main([*ONE, "--schedules", "0"])
-    assert "0 is not positive" in capsys.readouterr().err
+    assert "'0' is not a positive integer" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_said_before_any_kernel_climbs(rungs, capsys, tmp_path):
+    for file, words in ((tmp_path / "missing" / "v.json", "make it first"), (tmp_path, "a folder")):
+        with pytest.raises(SystemExit) as stopped:
+            main([*ONE, "--json", str(file)])
+        assert stopped.value.code == 2
+        assert words in capsys.readouterr().err
 
 
 def test_fewer_launches_than_modes_are_refused(rungs, capsys):
