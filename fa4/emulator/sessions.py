@@ -27,7 +27,9 @@ _ATTRIBUTES = {
     39: 2048,  # threads per SM
     81: 233472,  # shared memory per SM
     82: 65536,  # registers per SM
+    95: 1,  # cooperative launch
     97: 232448,  # shared memory per block with opt-in
+    120: 1,  # cluster launch
 }
 _NUM_SMS, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76
 
@@ -41,14 +43,20 @@ class Device:
     capability: tuple[int, int] = (10, 0)
 
     def attribute(self, number: int) -> int:
-        """Value of a cudaDeviceAttr; 0 for those that no host code has asked for yet."""
+        """Value of a cudaDeviceAttr. Raises NotImplementedError for one that is not known here."""
         own = {
             _NUM_SMS: self.num_sms,
             _L2_BYTES: self.l2_bytes,
             _MAJOR: self.capability[0],
             _MINOR: self.capability[1],
         }
-        return own[number] if number in own else _ATTRIBUTES.get(number, 0)
+        answers = _ATTRIBUTES | own
+        if number not in answers:
+            raise NotImplementedError(
+                f"host code asked for cudaDeviceAttr {number} of the emulated device, which knows "
+                f"{', '.join(map(str, sorted(answers)))}"
+            )
+        return answers[number]
 
 
 DEVICES = {  # B200, H200
@@ -90,10 +98,9 @@ class Session:
         if self.arch not in DEVICES:
             raise ValueError(f"arch={self.arch!r}: the emulator runs {', '.join(DEVICES)}")
         self.device = self.device or DEVICES[self.arch]
-        if self.device.num_sms < 1:
-            raise ValueError(f"num_sms={self.device.num_sms}: at least one SM is needed")
+        check_num_sms(self.device.num_sms)
         self._registered: list[tuple[int, int, str]] = []
-        self._target = None
+        self._stack: contextlib.ExitStack | None = None
 
     def register(self, memory: object, nbytes: int | None = None, name: str = "") -> None:
         """Allow kernels to reach this memory until the session ends.
@@ -152,12 +159,13 @@ class Session:
     def __enter__(self) -> "Session":
         from fa4.emulator.hook import compile_target, the_hook
 
-        if self._target is not None:
+        if self._stack is not None:
             raise RuntimeError("this session is already open: make a new one with session()")
-        target = compile_target(self.arch)
-        target.__enter__()
-        self._target = target
-        the_hook().enter(self)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(compile_target(self.arch))
+            the_hook().enter(self)
+            stack.callback(the_hook().leave, self)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -166,11 +174,8 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        from fa4.emulator.hook import the_hook
-
-        the_hook().leave(self)
-        target, self._target = self._target, None
-        target.__exit__(None, None, None)
+        stack, self._stack = self._stack, None
+        stack.close()
         if kind is None:
             self._raise_findings()
 
@@ -225,6 +230,12 @@ def session(
     if device is not None and num_sms is not None:
         device = replace(device, num_sms=num_sms)
     return Session(schedule, seed, arch, labels, device, observer, check, resident)
+
+
+def check_num_sms(num_sms: int) -> None:
+    """Raises ValueError for what no GPU has, and no persistent grid can be made of."""
+    if num_sms < 1:
+        raise ValueError(f"num_sms={num_sms}: at least one SM is needed")
 
 
 open_sessions: list[Session] = []  # innermost last; the hook opens and closes them

@@ -14,7 +14,7 @@ import torch
 
 from fa4.emulator.cuda_runtime import RawLaunch
 from fa4.emulator.hook import compile_target, the_hook
-from fa4.emulator.sessions import Device
+from fa4.emulator.sessions import Device, check_num_sms
 from fa4.on_hopper import driver
 from fa4.on_hopper import workspace as ws
 from fa4.on_hopper.arguments import ExtendedArguments
@@ -49,6 +49,8 @@ class Session:
     takes: ClassVar[str] = "cuda"
 
     def __post_init__(self) -> None:
+        if self.num_sms is not None:
+            check_num_sms(self.num_sms)
         self._stack: contextlib.ExitStack | None = None
         self._one_at_a_time = threading.Lock()
         self._workspaces: dict[int, torch.Tensor] = {}
@@ -57,7 +59,8 @@ class Session:
     def device(self) -> Device:
         """The GPU that host code sees: a Blackwell with the SMs and the L2 of this one."""
         here = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return Device(self.num_sms or here.multi_processor_count, here.L2_cache_size, (10, 0))
+        sms = here.multi_processor_count if self.num_sms is None else self.num_sms
+        return Device(sms, here.L2_cache_size, (10, 0))
 
     @contextlib.contextmanager
     def lend(self, _memory: Mapping[str, object], _labels: object = None) -> Iterator[Session]:
@@ -139,10 +142,10 @@ def session(
     Cannot be seen this way: a missing tcgen05.wait::ld, tcgen05.fence or proxy fence before an MMA,
     faults of setmaxnreg, and time.
 
-    Raises RuntimeError without a GPU of compute capability 9.0, or if the driver cannot compile the
-    rewritten kernel; NotCovered for an instruction that is not covered, with its PTX line;
-    TimeoutError for a launch that runs longer than `time_limit` seconds. Sessions nest; the
-    innermost counts.
+    Raises ValueError for `num_sms` below 1; RuntimeError without a GPU of compute capability 9.0,
+    or if the driver cannot compile the rewritten kernel; NotCovered for an instruction that is not
+    covered, with its PTX line; TimeoutError for a launch that runs longer than `time_limit`
+    seconds. Sessions nest; the innermost counts.
     """
     return Session(Modes(skew, defer, lazy, poison), seed, num_sms, time_limit)
 

@@ -1,5 +1,6 @@
 """Sessions: whatever the DSL compiled runs in the emulator, and nothing is left behind."""
 
+import ctypes
 import importlib.util
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +11,12 @@ import torch
 from cutlass import Float32, Int8, Int64
 from cutlass.cute.runtime import from_dlpack, make_ptr
 from cutlass.cute.typing import AddressSpace
+from cutlass.cutlass_dsl import CuTeDSL
 from cutlass.utils import HardwareInfo
 
 import fa4.emulator
-from fa4.emulator import sessions
+from fa4.emulator import hook, sessions
+from fa4.emulator.cuda_runtime import EmulatedRuntime
 from fa4.emulator.errors import AddressError, LaunchError
 from fa4.emulator.program import Program
 from tests.emulator import session_kernels as kernels
@@ -274,6 +277,31 @@ def test_a_session_opens_once_at_a_time():
     session = fa4.emulator.session()
     with session, pytest.raises(RuntimeError, match="already open"):
         session.__enter__()
+
+
+def test_a_session_that_could_not_open_leaves_nothing_behind(monkeypatch):
+    settings, environment = CuTeDSL._get_dsl().envar, dict(os.environ)
+    before, session = settings._arch, fa4.emulator.session(arch="sm_90a")
+
+    def broken():
+        raise RuntimeError("no hook")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hook, "the_hook", broken)
+        with pytest.raises(RuntimeError, match="no hook"):
+            session.__enter__()
+    assert (settings._arch, dict(os.environ)) == (before, environment)
+    with session:
+        assert fa4.emulator.current_session() is session
+
+
+def test_what_no_device_attribute_says_is_not_made_up():
+    device = fa4.emulator.session().device
+    assert (device.attribute(95), device.attribute(120)) == (1, 1)  # cooperative, cluster launch
+    runtime, value = EmulatedRuntime(print, device.attribute), ctypes.c_int(-1)
+    assert runtime.callbacks()["_cudaDeviceGetAttribute"](ctypes.byref(value), 13, 0) != 0
+    with pytest.raises(NotImplementedError, match="cudaDeviceAttr 13 "):
+        raise runtime.pending
 
 
 def test_registering_what_is_no_host_memory():

@@ -26,6 +26,12 @@ def test_without_a_gpu(monkeypatch):
     assert current_session() is None
 
 
+@pytest.mark.parametrize("num_sms", [0, -1])
+def test_at_least_one_sm(num_sms):
+    with pytest.raises(ValueError, match=f"num_sms={num_sms}: at least one SM is needed"):
+        on_hopper.session(num_sms=num_sms)
+
+
 def test_on_another_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 7)
