@@ -1,7 +1,8 @@
 """Plan -> callable, compiled once per machine: an in-process cache over one on disk.
 
 On disk a compiled kernel is one object file (host code, cubin and PTX), named after a digest of
-everything that its code depends on: the plan, this package's kernel sources, the DSL's version.
+everything that its code depends on: the plan, this package's kernel sources, the DSL's installed
+distributions (one of them brings ptxas) and the machine that the host code is for.
 Set FA4_CACHE_DIR to move the cache from ~/.cache/fa4.
 """
 
@@ -11,12 +12,14 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
+import re
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from threading import RLock
 
@@ -36,6 +39,7 @@ logger = logging.getLogger("fa4")
 
 ENTRY = "fa4"  # prefix of the exported host function
 PACKAGE = Path(__file__).parent
+COMPILER = "nvidia-cutlass-dsl"  # and -libs-base, -libs-cu12, ...
 # What compiled host functions and kernels are made from: all that both hosts import, and this.
 FOLDERS = ("numerics", "pipeline", "tiles", "warps")
 MODULES = (
@@ -139,11 +143,18 @@ def compile_to(plan: BasePlan, path: Path) -> None:
 
 @cache
 def fingerprint(package: Path) -> str:
-    """Changes whenever compiled code might: sources of the kernel and version of the compiler."""
-    digest = hashlib.sha256(version("nvidia-cutlass-dsl").encode())
+    """Changes whenever compiled code might: sources of the kernel, compiler, and host machine."""
+    digest = hashlib.sha256("\n".join((platform.machine(), *compiler())).encode())
     for path in kernel_sources(package):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def compiler() -> list[str]:
+    """Name and version of each installed distribution of the DSL, such as those for CUDA 12 or 13,
+    whose ptxas are different ones."""
+    names = ((re.sub(r"[-_.]+", "-", d.name).lower(), d.version) for d in distributions())
+    return sorted(f"{name} {version}" for name, version in names if name.startswith(COMPILER))
 
 
 def kernel_sources(package: Path) -> list[Path]:

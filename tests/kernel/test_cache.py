@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,11 +17,13 @@ from fa4.plan_base import BasePlan
 from tests.kernel.conftest import make_plan
 
 ROOT = compilation.PACKAGE.parent
+FLAVOURS = ("-libs-cu12", "-libs-cu13")
 PLAN = make_plan((64, 64), "full", "bfloat16")
 
 ATTENTION = """
 import sys, time, torch, fa4
 from pathlib import Path
+from types import SimpleNamespace
 ready, start = Path(sys.argv[1]), Path(sys.argv[2])
 from fa4 import launch
 ready.touch()
@@ -82,10 +85,29 @@ def test_everything_that_the_kernels_import_is_compiled() -> None:
     assert {compilation.PACKAGE / f"{module}.py" for module in compilation.MODULES} <= known
 
 
-def test_a_new_compiler_makes_a_new_entry(monkeypatch: pytest.MonkeyPatch, package: Path) -> None:
-    before = compilation.fingerprint.__wrapped__(package)
-    monkeypatch.setattr(compilation, "version", lambda name: "99.0")
-    assert compilation.fingerprint.__wrapped__(package) != before
+def test_another_compiler_or_machine_makes_a_new_entry(
+    monkeypatch: pytest.MonkeyPatch, package: Path
+) -> None:
+    """The compiler is several distributions: which ptxas it has does not show in its own name."""
+
+    def fingerprint(machine: str, *compiler: tuple[str, str]) -> str:
+        installed = [SimpleNamespace(name=name, version=version) for name, version in compiler]
+        monkeypatch.setattr(compilation, "distributions", lambda: installed)
+        monkeypatch.setattr(compilation.platform, "machine", lambda: machine)
+        return compilation.fingerprint.__wrapped__(package)
+
+    main, cu12, cu13 = ((f"nvidia-cutlass-dsl{end}", "4.8.1") for end in ("", *FLAVOURS))
+    found = [
+        fingerprint("x86_64", main, cu12),
+        fingerprint("aarch64", main, cu12),
+        fingerprint("x86_64", main, cu13),
+        fingerprint("x86_64", main, cu12, cu13),
+        fingerprint("x86_64", (main[0], "99.0"), cu12),
+        fingerprint("x86_64", main, (cu12[0], "99.0")),
+    ]
+    assert len(set(found)) == len(found)
+    underscores = (cu12[0].replace("-", "_"), cu12[1])
+    assert fingerprint("x86_64", underscores, ("torch", "99.0"), main) == found[0]
 
 
 def test_two_processes_may_compile_one_kernel_at_once(cache: Path, tmp_path: Path) -> None:
