@@ -56,7 +56,7 @@ class BackwardHost:
         _, *sizes = rows.dq.shape  # (floats, blocks, heads, batch): 32 bits do not count floats
         blocks = sizes[0] * sizes[1] * sizes[2]
         kernel, tiles = HopperBackward(plan), HopperDq(plan)
-        if cutlass.const_expr(not self._on_hopper):
+        if cutlass.const_expr(not self._has_hopper_plan):
             kernel, tiles = Backward(plan), BlackwellDq(plan)
         first, main, last = Preprocess(plan).kernel, kernel.kernel, Postprocess(plan, tiles)
         given, grid = (self._given(read), rows), (blocks, THREADS)
@@ -71,7 +71,7 @@ class BackwardHost:
         )
 
     @property
-    def _on_hopper(self) -> bool:
+    def _has_hopper_plan(self) -> bool:
         return isinstance(self.plan, HopperBackwardPlan)
 
     def _work(self, read: BackwardReader) -> BackwardWork:
@@ -129,7 +129,7 @@ class BackwardHost:
 
     def _copies(self, read: BackwardReader) -> BackwardTma:
         plan = self.plan
-        layouts = hopper_backward_layouts(plan) if self._on_hopper else backward_layouts(plan)
+        layouts = hopper_backward_layouts(plan) if self._has_hopper_plan else backward_layouts(plan)
         k_box, v_box = (plan.key_rows, plan.head_dim), (plan.key_rows, plan.head_dim_v)
 
         def copy(name: str, layout: cute.ComposedLayout, box: tuple[int, int]) -> TmaTensor:

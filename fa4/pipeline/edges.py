@@ -140,7 +140,8 @@ def hopper_backward_edges(slots: int, stages: int) -> tuple[Edge, ...]:
     The load warp brings V after K and dO after Q; K and Q are handed back after all reads of V and
     dO. dS has two buffers: whoever writes one of them has seen ds_written of the other, which every
     warp signals after its products with the former dS. Between tiles dK and dV use the memory of dS
-    and dQ: from the release of dq_written on, until named barrier GRADIENTS behind their stores.
+    and dQ: from the release of dq_written on, until named barrier GRADIENTS_WRITTEN behind their
+    stores.
     """
     tma, warps = Kind.TMA, Kind.WARPS
     rows = (

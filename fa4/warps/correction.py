@@ -36,7 +36,8 @@ class Correction:
     """O *= scale when the row maximum has grown; at the end O / l goes to shared memory.
 
     Waits: scale_written, total_written, o_accumulated, and o_written released by the epilogue.
-    Signals: o_rescaled, o_written, and the release of total_written.
+    Signals: o_rescaled, o_written, the release of total_written, and at its end named barrier
+    TMEM_DRAINED: nothing reads tensor memory any more.
     Owns: O0 O1 in TMEM between two products. Registers: plan.roles["correction"].
     """
 

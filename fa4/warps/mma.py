@@ -47,7 +47,8 @@ class Mma:
     S of the next block is issued right after P V of the same query tile although P lies on S: one
     thread's MMAs execute in order, so P is read before S overwrites it. The PTX ISA promises that
     order for equal shapes and accumulators only; flash-attn-4 relies on it in the same way.
-    Waits: q_loaded, kv_loaded, o_rescaled, p_written, p_tail_written.
+    Waits: q_loaded, kv_loaded, o_rescaled, p_written, p_tail_written, and named barrier
+    TMEM_DRAINED before it frees tensor memory.
     Signals: s_computed, o_accumulated, and the release of q_loaded and kv_loaded.
     Owns: no TMEM columns; issues into S0 S1 O0 O1. Registers: plan.roles["mma"].
     """
