@@ -16,19 +16,18 @@ import platform
 import re
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
-from threading import RLock
 
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass.cute.runtime import load_module
 
-from fa4.emulator import keep_ptx
+from fa4.emulator import current_session, keep_ptx
 from fa4.emulator.hook import compile_target
+from fa4.emulator.patching import PROCESS_STATE
 from fa4.host import ForwardHost
 from fa4.host_backward import BackwardHost
 from fa4.host_base import argument_pointer
@@ -70,22 +69,26 @@ def host_function(plan: BasePlan, emulated: bool) -> HostFunction:
 
     What is loaded stays bound to where it was loaded, so there is one for each place. emulated:
     load it inside `fa4.emulator.session` and call it inside `Hook.call`; otherwise outside of any
-    session, and it is loaded to all CUDA devices.
+    session, and it is loaded to all CUDA devices. Raises ValueError for the latter inside one.
     """
-    function = load(plan)
-    function.to()
-    entry = c_interface(function.engine, function.function_name)
-    entry.owner = function  # unloads its kernels when it goes
-    return entry
-
-
-_COMPILING = RLock()  # the compiler's settings are the process's
+    with PROCESS_STATE:
+        here = None if emulated else current_session()
+        if here is not None:
+            raise ValueError(
+                f"{plan.name} cannot be loaded to a GPU while {here.name} is open, to which it "
+                "would stay bound; call outside of the session."
+            )
+        function = load(plan)
+        function.to()
+        entry = c_interface(function.engine, function.function_name)
+        entry.owner = function  # unloads its kernels when it goes
+        return entry
 
 
 def load(plan: BasePlan) -> Callable[..., None]:
     """The DSL's view of the plan's object file, which is made first if it is not there."""
     path = object_file(plan)
-    with _COMPILING:
+    with PROCESS_STATE:
         if not path.exists():
             compile_to(plan, path)
     return load_module(str(path))[ENTRY]
@@ -125,9 +128,7 @@ def artifacts(plan: BasePlan) -> Artifacts:
 def _compile(plan: BasePlan, options: str) -> Callable[..., None]:
     plan.check()  # one that somebody tuned by hand came past plan_forward
     logger.info("compiling %s", plan.name)
-    with ExitStack() as stack:
-        stack.enter_context(compile_target(plan.arch))
-        stack.enter_context(keep_ptx())
+    with PROCESS_STATE, compile_target(plan.arch), keep_ptx():
         host = BackwardHost if isinstance(plan, BackwardPlan) else ForwardHost
         return cute.compile(host(plan), argument_pointer(8), cuda.CUstream(0), options=options)
 

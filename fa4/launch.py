@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from threading import RLock
 
 import cuda.bindings.runtime as cudart
 import torch
 
 from fa4.arguments import SIZES, pack_per_call, pack_rest
 from fa4.compile import HostFunction, host_function
-from fa4.emulator import BarrierLabel, Labels, Session, current_session, session
+from fa4.emulator import BarrierLabel, Labels, Session, current_session
 from fa4.emulator.hook import the_hook
+from fa4.emulator.patching import PROCESS_STATE
 from fa4.emulator.sessions import open_sessions
 from fa4.pipeline.storage import MBARRIER_BYTES
 from fa4.plan_base import CHIPS, DTYPE_BYTES, BasePlan
@@ -127,15 +127,12 @@ class _SessionLaunch:
         tensors = {"q": q, "k": k, "v": v, "o": out, "lse": lse, "tile_counter": counter}
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
         with (
-            _ONE_AT_A_TIME,
+            PROCESS_STATE,
             _zero_if_aborted(counter),
             emulating(plan, q.device, tensors) as (here, stream),
         ):
             block = pack_per_call(*addresses, here.device.num_sms) + self.rest
             check_launch(host_function(plan, emulated=True)(block, stream), plan)
-
-
-_ONE_AT_A_TIME = RLock()  # the hook and its sessions, and so what they lend, are the process's
 
 
 @contextmanager
@@ -144,8 +141,8 @@ def emulating(
 ) -> Iterator[tuple[Session, int]]:
     """A session and a stream for one launch, which may reach the tensors; other threads wait."""
     memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    with _ONE_AT_A_TIME, ExitStack() as stack:
-        here = current_session() or stack.enter_context(session(arch=plan.arch))
+    with PROCESS_STATE, ExitStack() as stack:
+        here = current_session() or stack.enter_context(Session(arch=plan.arch, implicit=True))
         check_session(here, device)
         stack.enter_context(here.lend(memory, labels(plan)))
         stack.enter_context(the_hook().call())

@@ -41,7 +41,7 @@ from cutlass.utils import HardwareInfo
 from fa4.emulator.cuda_runtime import RETURN_ZERO, EmulatedRuntime, RawLaunch
 from fa4.emulator.keep import keep_ptx
 from fa4.emulator.link import Linker, bind, emulated_name
-from fa4.emulator.patching import environment, replaced
+from fa4.emulator.patching import PROCESS_STATE, environment, replaced
 from fa4.emulator.sessions import open_sessions
 from fa4.emulator.shim import Shim
 from fa4.emulator.tensors import Arguments, CudaView, is_on_cpu, refuse_cuda
@@ -52,11 +52,12 @@ _BOUND = "_fa4_loaded_in_session"
 class Hook:
     """The process's only connection to the DSL: open from the first session to the last.
 
-    `sessions` is a stack; the innermost one answers device attributes and receives launches.
+    `sessions` is a stack; the innermost one answers device attributes and receives launches, and
+    its architecture is compiled for.
     """
 
     def __init__(self) -> None:
-        self.sessions = open_sessions
+        self.sessions: list[object] = []
         self.arguments = Arguments()
         self.runtime = EmulatedRuntime(self._launch, self._attribute)
         callbacks = self.runtime.callbacks()
@@ -65,21 +66,41 @@ class Hook:
             [emulated_name(name) for name in RETURN_ZERO],
         )
         self.linker = Linker(self.shim.path, (*callbacks, *RETURN_ZERO))
-        self._patches = contextlib.ExitStack()
+        self._patches, self._target = contextlib.ExitStack(), contextlib.ExitStack()
 
-    def enter(self, session: object) -> None:
-        """Redirect calls to `session` until `leave`."""
-        if not self.sessions:
-            with contextlib.ExitStack() as patches:
-                self._install(patches)
-                self._patches = patches.pop_all()
-        self.sessions.append(session)
+    def enter(self, session: object, implicit: bool = False) -> None:
+        """Redirect calls to `session` until `leave`.
+
+        implicit: no user opened it, and native launches of other threads go on; whoever did holds
+        PROCESS_STATE until it is closed.
+        """
+        with PROCESS_STATE:
+            if session in self.sessions:
+                raise RuntimeError("this session is already open: make a new one with session()")
+            if not self.sessions:
+                with contextlib.ExitStack() as patches:
+                    self._install(patches)
+                    self._patches = patches.pop_all()
+            self.sessions.append(session)
+            if not implicit:
+                open_sessions.append(session)
+            self._aim()
 
     def leave(self, session: object) -> None:
         """Give calls back to the session around this one, or to the CUDA driver."""
-        self.sessions.remove(session)
-        if not self.sessions:
-            self._patches.close()
+        with PROCESS_STATE:
+            self.sessions.remove(session)
+            if session in open_sessions:
+                open_sessions.remove(session)
+            self._aim()
+            if not self.sessions:
+                self._patches.close()
+
+    def _aim(self) -> None:
+        """Compile for the innermost session: threads may close theirs in any order."""
+        self._target.close()
+        if self.sessions:
+            self._target.enter_context(compile_target(self.sessions[-1].arch))
 
     def _current(self) -> object:
         if not self.sessions:
@@ -229,9 +250,10 @@ _hook: Hook | None = None
 def the_hook() -> Hook:
     """The hook of this process, made at the first session."""
     global _hook
-    if _hook is None:
-        _hook = Hook()
-    return _hook
+    with PROCESS_STATE:
+        if _hook is None:
+            _hook = Hook()
+        return _hook
 
 
 @contextlib.contextmanager

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fa4.emulator import fatbin
-from fa4.emulator.patching import replaced
+from fa4.emulator.patching import PROCESS_STATE, replaced
 
 _DUMP_OPTION = re.compile(r"dump-ptx-path=('[^']*'|\S+)")
 _CHIP = re.compile(r"cubin-chip='?sm_(\d+)")
 _PASS = "cute-to-nvvm{"  # the DSL's lowering pass, which writes the PTX when asked to
 _MARK = "fa4.keep_ptx"
-_depth = 0
+_open = 0  # contexts, in all threads
+_patch = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -24,33 +25,35 @@ def keep_ptx() -> Iterator[None]:
     What the CuTe DSL compiles in this context carries its PTX in the fat binary beside the cubin,
     also through `export_to_c` and `cute.runtime.load_module`. `session()` includes it.
     """
-    global _depth
-    if _depth:
-        _depth += 1
-        try:
-            yield
-        finally:
-            _depth -= 1
-        return
+    global _open
+    with PROCESS_STATE:
+        if not _open:
+            _install()
+        _open += 1
+    try:
+        yield
+    finally:
+        with PROCESS_STATE:
+            _open -= 1
+            if not _open:
+                _patch.close()
+
+
+def _install() -> None:
     from cutlass.base_dsl.compiler import Compiler
     from cutlass.cutlass_dsl import CuTeDSL
 
-    _depth = 1
-    try:
-        with (
-            replaced(Compiler, "compile", _compile_keeping_ptx),
-            CuTeDSL._get_dsl().trace_finalize_hooks(_mark),
-        ):
-            yield
-    finally:
-        _depth = 0
+    # for good: the DSL's hooks that end again are those of one thread
+    CuTeDSL._get_dsl().register_trace_finalize_hook(_mark)
+    _patch.enter_context(replaced(Compiler, "compile", _compile_keeping_ptx))
 
 
 def _mark(_dsl: object, module: object, _function_name: str) -> None:
     """Change the module, and so the DSL's cache key: a cached one may lack its PTX."""
     from cutlass._mlir import ir
 
-    module.operation.attributes[_MARK] = ir.UnitAttr.get(module.context)
+    if _open:
+        module.operation.attributes[_MARK] = ir.UnitAttr.get(module.context)
 
 
 def _compile_keeping_ptx(original: Callable[..., object]) -> Callable[..., object]:

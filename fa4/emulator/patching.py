@@ -3,6 +3,12 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from threading import RLock
+
+PROCESS_STATE = RLock()
+"""Held by whoever changes or depends on what the compiler keeps once per process: its target, its
+patches, where what is loaded gets bound. Sessions that a user opens hold it only to open and close.
+"""
 
 _MISSING = object()
 

@@ -89,6 +89,7 @@ class Session:
     observer: Observer | None = None
     check: bool = False
     resident: int | None = None
+    implicit: bool = False  # opened for one launch on CPU tensors, see Hook.enter
     launches: list[LaunchRecord] = field(default_factory=list)
     name: ClassVar[str] = "fa4.emulator.session()"
     takes: ClassVar[str] = "cpu"  # the kind of device that the tensors of its launches are on
@@ -100,7 +101,6 @@ class Session:
         self.device = self.device or DEVICES[self.arch]
         check_num_sms(self.device.num_sms)
         self._registered: list[tuple[int, int, str]] = []
-        self._stack: contextlib.ExitStack | None = None
 
     def register(self, memory: object, nbytes: int | None = None, name: str = "") -> None:
         """Allow kernels to reach this memory until the session ends.
@@ -157,15 +157,9 @@ class Session:
         )
 
     def __enter__(self) -> "Session":
-        from fa4.emulator.hook import compile_target, the_hook
+        from fa4.emulator.hook import the_hook
 
-        if self._stack is not None:
-            raise RuntimeError("this session is already open: make a new one with session()")
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(compile_target(self.arch))
-            the_hook().enter(self)
-            stack.callback(the_hook().leave, self)
-            self._stack = stack.pop_all()
+        the_hook().enter(self, self.implicit)
         return self
 
     def __exit__(
@@ -174,8 +168,9 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        stack, self._stack = self._stack, None
-        stack.close()
+        from fa4.emulator.hook import the_hook
+
+        the_hook().leave(self)
         if kind is None:
             self._raise_findings()
 
@@ -238,12 +233,14 @@ def check_num_sms(num_sms: int) -> None:
         raise ValueError(f"num_sms={num_sms}: at least one SM is needed")
 
 
-open_sessions: list[Session] = []  # innermost last; the hook opens and closes them
+# Those that a user opened, innermost last; the hook appends and removes them.
+open_sessions: list[Session] = []
 
 
 def current_session() -> Session | None:
-    """The innermost open session of this process."""
-    return open_sessions[-1] if open_sessions else None
+    """The innermost session of this process that a user opened and has not closed."""
+    innermost = open_sessions[-1:]  # one look: another thread may close it
+    return innermost[0] if innermost else None
 
 
 def _check_target(target: str, arch: str) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from fa4.emulator.cuda_runtime import RawLaunch
-from fa4.emulator.hook import compile_target, the_hook
+from fa4.emulator.hook import the_hook
 from fa4.emulator.sessions import Device, check_num_sms
 from fa4.on_hopper import driver
 from fa4.on_hopper import workspace as ws
@@ -51,7 +51,6 @@ class Session:
     def __post_init__(self) -> None:
         if self.num_sms is not None:
             check_num_sms(self.num_sms)
-        self._stack: contextlib.ExitStack | None = None
         self._one_at_a_time = threading.Lock()
         self._workspaces: dict[int, torch.Tensor] = {}
 
@@ -94,19 +93,13 @@ class Session:
         return self._workspaces[device]
 
     def __enter__(self) -> Session:
-        if self._stack is not None:
-            raise RuntimeError("this session is already open: make a new one with session()")
         if not torch.cuda.is_available():
             raise RuntimeError(
                 "fa4.on_hopper.session() needs a Hopper GPU, and torch finds no CUDA device; "
                 "fa4.emulator.session() runs the same kernels on the CPU"
             )
         require_hopper(torch.cuda.current_device())
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(compile_target(self.arch))
-            the_hook().enter(self)
-            stack.callback(the_hook().leave, self)
-            self._stack = stack.pop_all()
+        the_hook().enter(self)
         return self
 
     def __exit__(
@@ -115,8 +108,7 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        stack, self._stack = self._stack, None
-        stack.close()
+        the_hook().leave(self)
 
 
 def session(

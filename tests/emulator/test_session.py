@@ -15,9 +15,10 @@ from cutlass.cutlass_dsl import CuTeDSL
 from cutlass.utils import HardwareInfo
 
 import fa4.emulator
-from fa4.emulator import hook, sessions
+from fa4.emulator import sessions
 from fa4.emulator.cuda_runtime import EmulatedRuntime
 from fa4.emulator.errors import AddressError, LaunchError
+from fa4.emulator.hook import Hook
 from fa4.emulator.program import Program
 from tests.emulator import session_kernels as kernels
 
@@ -29,6 +30,11 @@ PATHS = [
     pytest.param(False, id="default"),
     pytest.param(True, id="tvm-ffi", marks=needs_tvm_ffi),
 ]
+
+
+def compile_settings():
+    """What the DSL compiles for: by the environment, and by its own settings."""
+    return os.environ.get("CUTE_DSL_ARCH"), CuTeDSL._get_dsl().envar._arch
 
 
 def vectors(count=100):
@@ -280,19 +286,44 @@ def test_a_session_opens_once_at_a_time():
 
 
 def test_a_session_that_could_not_open_leaves_nothing_behind(monkeypatch):
-    settings, environment = CuTeDSL._get_dsl().envar, dict(os.environ)
-    before, session = settings._arch, fa4.emulator.session(arch="sm_90a")
+    before, session = compile_settings(), fa4.emulator.session(arch="sm_90a")
 
-    def broken():
-        raise RuntimeError("no hook")
+    def broken(*_args):
+        raise RuntimeError("no patches")
 
     with monkeypatch.context() as patched:
-        patched.setattr(hook, "the_hook", broken)
-        with pytest.raises(RuntimeError, match="no hook"):
+        patched.setattr(Hook, "_install", broken)
+        with pytest.raises(RuntimeError, match="no patches"):
             session.__enter__()
-    assert (settings._arch, dict(os.environ)) == (before, environment)
+    assert compile_settings() == before
+    assert fa4.emulator.current_session() is None
     with session:
         assert fa4.emulator.current_session() is session
+
+
+def test_threads_may_close_their_sessions_in_any_order():
+    before = compile_settings()
+    first, second = fa4.emulator.session(arch="sm_90a"), fa4.emulator.session(arch="sm_100a")
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(first.__enter__).result()
+        other.submit(second.__enter__).result()
+        one.submit(first.__exit__, None, None, None).result()
+        assert compile_settings() == ("sm_100a", "sm_100a")
+        assert fa4.emulator.current_session() is second
+        other.submit(second.__exit__, None, None, None).result()
+    assert compile_settings() == before
+
+
+def test_ptx_is_kept_until_the_last_who_asked_for_it_is_done():
+    x, y = vectors()
+    first = fa4.emulator.keep_ptx()
+    first.__enter__()
+    with fa4.emulator.keep_ptx():
+        first.__exit__(None, None, None)
+        compiled = kernels.compile_for(kernels.double, *map(fa4.emulator.as_cuda, (x, y)), False)
+    with fa4.emulator.session():
+        kernels.call(compiled, x, y, False)
+    assert torch.equal(y, 2 * x)
 
 
 def test_what_no_device_attribute_says_is_not_made_up():

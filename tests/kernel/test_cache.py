@@ -1,8 +1,10 @@
 """The cache of compiled kernels on disk: what makes an entry new, and who may share it."""
 
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fa4 import compile as compilation
-from fa4 import emulator
+from fa4 import emulator, launch
+from fa4.emulator.hook import the_hook
+from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
+from fa4.problem import example_problem
 from tests.kernel.conftest import make_plan
 
 ROOT = compilation.PACKAGE.parent
@@ -137,6 +143,63 @@ def test_threads_compile_one_kernel_once(cache: Path, monkeypatch: pytest.Monkey
         loaded = list(pool.map(compilation.load, [PLAN] * 4))
     assert compiled == [PLAN]
     assert loaded == [str(compilation.object_file(PLAN))] * 4
+
+
+@pytest.fixture
+def loaded_where(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Instead of loading: whether what is loaded gets bound to a session."""
+    found = []
+
+    def load(plan: BasePlan) -> SimpleNamespace:
+        found.append(bool(the_hook().sessions))
+        return SimpleNamespace(to=lambda: None, engine=None, function_name="")
+
+    monkeypatch.setattr(compilation, "load", load)
+    monkeypatch.setattr(compilation, "c_interface", lambda *_: SimpleNamespace())
+    return found
+
+
+def test_loading_to_a_gpu_waits_for_what_another_thread_emulates(loaded_where: list[bool]) -> None:
+    with ThreadPoolExecutor(1) as other:
+        with launch.emulating(PLAN, torch.device("cpu"), {}):
+            loading = other.submit(compilation.host_function, PLAN, emulated=False)
+            with pytest.raises(TimeoutError):
+                loading.result(timeout=0.2)
+        loading.result(timeout=60)
+    assert loaded_where == [False]
+
+
+def test_nothing_is_loaded_to_a_gpu_while_a_session_is_open(loaded_where: list[bool]) -> None:
+    with emulator.session(), pytest.raises(ValueError, match=r"is open.*outside of the session"):
+        compilation.host_function(PLAN, emulated=False)
+    compilation.host_function(PLAN, emulated=False)
+    assert loaded_where == [False]
+
+
+def test_threads_compile_for_their_own_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that other threads open wait, too."""
+    started, targets = threading.Event(), []
+
+    def compile_slowly(*_args: object, **_options: object) -> SimpleNamespace:
+        before = os.environ["CUTE_DSL_ARCH"]
+        started.set()
+        time.sleep(0.2)
+        targets.append((before, os.environ["CUTE_DSL_ARCH"]))
+        return SimpleNamespace(__ptx__="", __cubin__=b"")
+
+    def open_session() -> None:
+        with emulator.session(arch="sm_90a"):
+            time.sleep(0.3)
+
+    monkeypatch.setattr(compilation.cute, "compile", compile_slowly)
+    plans = [plan_forward(example_problem(64), arch) for arch in ("sm_100a", "sm_90a")]
+    with ThreadPoolExecutor(3) as pool:
+        done = [pool.submit(compilation.artifacts.__wrapped__, plan) for plan in plans]
+        started.wait(timeout=60)
+        done.append(pool.submit(open_session))
+        for one in done:
+            one.result(timeout=60)
+    assert sorted(targets) == [("sm_100a", "sm_100a"), ("sm_90a", "sm_90a")]
 
 
 def test_leftovers_and_other_versions_are_ignored(cache: Path) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -106,6 +107,14 @@ def test_threads_may_share_a_launch(gpu: Gpu) -> None:
 
 def test_cuda_tensors_are_refused_inside_a_session(gpu: Gpu) -> None:
     refused_inside_a_session(gpu, lambda: partial(native(gpu), *tensors()))
+
+
+def test_cuda_tensors_run_while_another_thread_emulates(gpu: Gpu) -> None:
+    run, plan = native(gpu), plan_forward(PROBLEM)
+    with launch.emulating(plan, torch.device("cpu"), {}), ThreadPoolExecutor(1) as other:
+        other.submit(run, *tensors()).result(timeout=60)
+        other.submit(lambda: native(gpu)(*tensors())).result(timeout=60)
+    assert len(gpu.launches) == 2
 
 
 def test_cpu_tensors_are_emulated(gpu: Gpu) -> None:
