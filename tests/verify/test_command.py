@@ -124,6 +124,23 @@ def test_it_can_stop_earlier(rungs, capsys):
     assert "Not climbed" not in said
 
 
+def test_what_nothing_here_runs_is_compiled_only(rungs, capsys):
+    rungs()
+    b300 = ["verify", "--arch", "sm_103a", *ONE[3:]]
+    with pytest.raises(SystemExit) as stopped:
+        main(b300)
+    assert stopped.value.code == 2
+    assert "--arch sm_103a: nothing here runs these kernels; add --up-to compiled" in (
+        capsys.readouterr().err
+    )
+    assert main([*b300, "--up-to", "compiled"]) == 0
+    said = capsys.readouterr()
+    assert "sm_103a fa4_fwd_d64_float16_right_left_softcap ok" in said.err
+    assert "No rung is a run on a Blackwell GPU." in said.out
+    assert main(["verify", *ONE[3:]]) == 0
+    assert "sm_103a" not in capsys.readouterr().err
+
+
 def test_a_name_that_no_kernel_has(capsys):
     assert main(["verify", "--match", "d512"]) == 2
     assert "no kernel's name contains 'd512'" in capsys.readouterr().err
