@@ -12,7 +12,7 @@ from fa4.compile import PACKAGE, fingerprint
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("nvidia-cutlass-dsl", "flash-attn-4", "quack-kernels", "nvidia-cuda-nvdisasm")
-DIGITS = 12  # of the fingerprint that files have
+DIGITS = 12  # of the fingerprint, and of other digests, that files have
 
 STATIC = "static counts of compiled code; cycles are modelled, nothing is measured"
 

@@ -19,7 +19,10 @@ WARPGROUP = 4  # warps
 
 @dataclass(frozen=True)
 class Chip:
-    """What a plan must fit into. Source: CUDA programming guide, PTX ISA."""
+    """What a plan must fit into. Source: CUDA programming guide, PTX ISA.
+
+    That a chip is listed says that kernels are compiled for it, not that they have run on it.
+    """
 
     smem_bytes: int  # per CTA
     registers: int  # per SM

@@ -14,8 +14,10 @@ from fa4.plan_blackwell import PADDED_HEAD_DIMS, SQUARE_HEAD_DIM, WIDE_HEAD_DIMS
 from fa4.problem import DTYPES, Problem, default_scale, example_problem
 
 SQUARE_AND_BELOW = tuple(dim for dim in PADDED_HEAD_DIMS if dim <= SQUARE_HEAD_DIM)
+_BLACKWELL = (*itertools.product(SQUARE_AND_BELOW, repeat=2), WIDE_HEAD_DIMS)
 HEAD_DIMS = {  # padded; Hopper computes pairs without a tuning as the next square one
-    "sm_100a": (*itertools.product(SQUARE_AND_BELOW, repeat=2), WIDE_HEAD_DIMS),
+    "sm_100a": _BLACKWELL,
+    "sm_103a": _BLACKWELL,
     "sm_90a": tuple(dict.fromkeys(line.dims for line in plan_hopper.TUNED)),
 }
 MASKS = {"full": (None, None), "causal": (None, 0), "left": (64, None), "window": (64, 32)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from bench.hopper.cells import length_name
 from bench.hopper.implementations import package_version
 from bench.hopper.measure import OK, Measurement
 from bench.hopper.summary import FORWARD_GOALS, Goals, ratio, summarise
-from bench.results import provenance
+from bench.results import DIGITS, provenance
 
 SCHEMA = 1
 PACKAGES = (
@@ -34,7 +35,8 @@ CARD = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit
 def environment() -> dict[str, Any]:
     """Date, fingerprint of the kernels, GPU, versions, and the card's state by nvidia-smi.
 
-    None for the unknown. Older files have no fingerprint.
+    None for the unknown; ask when all that is measured is loaded. Older files have no fingerprint
+    and no libraries.
     """
     gpu = torch.cuda.is_available()
     return {
@@ -47,8 +49,23 @@ def environment() -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
             "fa4": _own_version(),
         },
+        "libraries": loaded_libraries(),
         "card": card_state(),
     }
+
+
+def loaded_libraries() -> dict[str, dict[str, Any]]:
+    """Size and digest of the kernel libraries that were loaded by path, by file name.
+
+    Of FlashAttention-3, which may come without the package that it belongs to, nothing else says
+    which one it is.
+    """
+    found = {}
+    for path in map(Path, sorted(torch.ops.loaded_libraries)):
+        code = path.read_bytes()
+        digest = hashlib.sha256(code).hexdigest()[:DIGITS]
+        found[path.name] = {"bytes": len(code), "sha256": digest}
+    return found
 
 
 def card_state() -> dict[str, str] | None:

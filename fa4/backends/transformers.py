@@ -6,8 +6,9 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa4")
 
 Causal, bidirectional and sliding-window attention, softcap, grouped heads and a growing cache run
-on our kernels. Padding, packed sequences, static caches, chunked attention, sinks and dropout are
-errors: they would need kernels that are not here.
+on our kernels. Padding, packed sequences, static caches, chunked and sparse attention, sinks and
+dropout are errors: they would need kernels that are not here. So is any option that is not known
+here, since it might change the result.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ import torch
 from fa4.api import flash_attn_func
 
 NAME = "fa4"
+
+_OPTIONS = ("sliding_window", "softcap", "deterministic")
+# Models hand these down to the attention function, and none of them changes what it computes:
+# positions are in the queries and keys by now (packed ones `mask` refuses), caches in the keys.
+_HARMLESS = (
+    *("position_ids", "position_embeddings", "cache_position", "use_cache", "num_items_in_batch"),
+    *("output_hidden_states", "output_router_logits", "return_dict"),
+)
+_OFF = {"dropout": 0.0, "output_attentions": False}  # known, but with these values only
 
 _REMEDY = 'Use another attn_implementation, for example "sdpa".'
 
@@ -82,21 +92,25 @@ def attention(
     """An attention function as transformers calls it.
 
     Args:
-        module: the layer; its `is_causal` counts where the argument is None.
+        module: the layer; its `is_causal` counts where the argument is None, and without either
+            there is no telling: NotImplementedError.
         query, key, value: (batch, heads, seqlen, head_dim); under autocast in its dtype.
         attention_mask: None, or NotImplementedError.
-        options: `sliding_window`, `softcap`, `deterministic`; any of `_REFUSED` is an error if set.
+        options: `sliding_window`, `softcap`, `deterministic`; `_HARMLESS` ones count for nothing,
+            and any other that is not None or off (`_OFF`) is a NotImplementedError.
 
     Returns:
         out (batch, seqlen, heads, head_dim), and None for the weights.
     """
     if attention_mask is not None:
         raise NotImplementedError(f"attention_mask is given; no kernel takes one. {_REMEDY}")
-    for name in _REFUSED:
-        given = options.get(name)
-        if isinstance(given, torch.Tensor) or given:
-            raise NotImplementedError(f"{name} is given; no kernel here knows it. {_REMEDY}")
-    causal = module.is_causal if is_causal is None else is_causal
+    _refuse_unknown(options)
+    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    if causal is None:
+        raise NotImplementedError(
+            f"Neither the call nor the layer {type(module).__name__} says is_causal, True or "
+            f"False. {_REMEDY}"
+        )
     window = options.get("sliding_window")
     # transformers counts a token to its own window, and has the same one on both sides
     bound = None if window is None else window - 1
@@ -107,4 +121,13 @@ def attention(
     return flash_attn_func(q, k, v, **asked), None
 
 
-_REFUSED = ("dropout", "s_aux", "position_bias", "cu_seq_lens_q", "output_attentions")
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    """Raise NotImplementedError for what may ask for something else than our kernels compute."""
+    for name, given in options.items():
+        if given is None or name in _OPTIONS or name in _HARMLESS:
+            continue
+        if name in _OFF and not isinstance(given, torch.Tensor) and given == _OFF[name]:
+            continue
+        raise NotImplementedError(
+            f"{name} is given; no kernel here knows it, but {', '.join(_OPTIONS)}. {_REMEDY}"
+        )

@@ -132,7 +132,7 @@ def session(
     starts. A launch returns when it has ended.
 
     Cannot be seen this way: a missing tcgen05.wait::ld, tcgen05.fence or proxy fence before an MMA,
-    faults of setmaxnreg, and time.
+    a missing griddepcontrol.wait, since no two launches overlap, faults of setmaxnreg, and time.
 
     Raises ValueError for `num_sms` below 1; RuntimeError without a GPU of compute capability 9.0,
     or if the driver cannot compile the rewritten kernel; NotCovered for an instruction that is not

@@ -7,7 +7,7 @@ somebody forgot, are refused then: on hardware they would be a hang.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -154,7 +154,11 @@ class HopperBackwardPipes(PipeSet):
 
 
 def build_pipes(plan: BasePlan, kind: type[PipeSet], smem: cute.Pointer, ledger: Ledger) -> PipeSet:
-    """Pointers to each edge's mbarriers in the shared memory that starts at `smem`."""
+    """Pointers to each edge's mbarriers in the shared memory that starts at `smem`.
+
+    Raises ValueError unless `kind` has a field for every edge of the plan and for nothing else.
+    """
+    _check_fields(plan, kind)
     smem_map = plan.smem()
     probe = make_probe(plan.probe, smem)
 
@@ -174,6 +178,21 @@ def build_pipes(plan: BasePlan, kind: type[PipeSet], smem: cute.Pointer, ledger:
             for edge in plan.edges()
         }
     )
+
+
+def _check_fields(plan: BasePlan, kind: type[PipeSet]) -> None:
+    found = {field.name for field in fields(kind)}
+    edges = {edge.name for edge in plan.edges()}
+    place = f"class {kind.__name__} of fa4/pipeline/pipes.py"
+    if missing := sorted(edges - found):
+        raise ValueError(
+            f"{plan.name} has edges {missing} that {place} has no field for: add one for each"
+        )
+    if left := sorted(found - edges):
+        raise ValueError(
+            f"{place} has fields {left} that are no edges of {plan.name}: remove them, or add "
+            "these edges to fa4/pipeline/edges.py"
+        )
 
 
 def init_barriers(pipes: PipeSet, plan: BasePlan) -> None:

@@ -13,7 +13,11 @@ from fa4.numerics.mask import BlockMask, first_cut
 
 @dataclass(frozen=True)
 class BlockRange:
-    """Key blocks [first, last), walked from the right: masked, full, masked again."""
+    """Blocks [first, last): masked, full, masked again.
+
+    Of keys that a tile of query rows sees, which the forward walks from the last to the first; or
+    of queries that see a block of keys (`QueryVisibility`), from the first to the last.
+    """
 
     first: Int32
     full_first: Int32

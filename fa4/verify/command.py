@@ -12,6 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from fa4._version import __version__
+from fa4.compile import PACKAGE, fingerprint
+from fa4.emulator.sessions import DEVICES
 from fa4.on_hopper.modes import MODES
 from fa4.profile.options import output_file, positive
 from fa4.profile.table import table
@@ -30,6 +32,9 @@ WHAT = {
         "sm_90a": "native: errors as allowed, equal bits",
     },
 }
+
+
+RUN_HERE = [arch for arch in HEAD_DIMS if arch in DEVICES]  # emulated, so by all rungs
 
 
 def verify_main(argv: list[str]) -> int:
@@ -68,7 +73,7 @@ def every_variant(archs: Sequence[str]) -> Iterator[Variant]:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Options; wrong ones end the program."""
     parser = argparse.ArgumentParser(prog="fa4 verify", description=__doc__)
-    parser.add_argument("--arch", nargs="+", choices=HEAD_DIMS, default=list(HEAD_DIMS))
+    parser.add_argument("--arch", nargs="+", choices=HEAD_DIMS, default=RUN_HERE)
     parser.add_argument("--match", default="", help="only kernels with this in their name")
     parser.add_argument(
         "--start", choices=ladder.RUNGS, default=next(iter(ladder.RUNGS)), help="the first rung"
@@ -92,6 +97,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options.rungs = tuple(rungs[rungs.index(options.start) : rungs.index(options.up_to) + 1])
     if not options.rungs:
         parser.error(f"--start {options.start!r} lies above --up-to {options.up_to!r}")
+    compiled_only = [arch for arch in options.arch if arch not in RUN_HERE]
+    if compiled_only and options.up_to != next(iter(ladder.RUNGS)):
+        parser.error(
+            f"--arch {' '.join(compiled_only)}: nothing here runs these kernels; "
+            "add --up-to compiled"
+        )
     on_gpu = options.up_to == ON_HOPPER and "sm_100a" in options.arch
     if on_gpu and options.launches < len(MODES):
         parser.error(
@@ -118,7 +129,7 @@ def text(climbed: Climbed, rungs: tuple[str, ...], absent: dict[str, str]) -> st
     lines += [f"Its process died: {v}." for v, outcomes in climbed.items() if DIED in outcomes]
     if left := [str(variant) for variant, outcomes in climbed.items() if not outcomes]:
         lines.append(f"Not climbed, as every process had ended: {', '.join(left)}.")
-    if "sm_100a" in {variant.arch for variant in climbed}:
+    if {"sm_100a", "sm_103a"} & {variant.arch for variant in climbed}:
         lines.append("No rung is a run on a Blackwell GPU.")
     return "\n".join(lines)
 
@@ -139,6 +150,7 @@ def as_json(climbed: Climbed, absent: dict[str, str], effort: Effort) -> dict[st
     """Everything, for programs."""
     return {
         "fa4": __version__,
+        "fingerprint": fingerprint(PACKAGE)[:12],  # of the kernels' sources
         "effort": asdict(effort),
         "not_climbed": absent,
         "kernels": [

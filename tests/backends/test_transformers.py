@@ -79,12 +79,40 @@ def test_autocast_decides_the_dtype() -> None:
         {"s_aux": torch.zeros(2)},
         {"position_bias": torch.zeros(1, 2, 40, 70)},
         {"cu_seq_lens_q": torch.zeros(3)},
+        {"max_length_k": 40},
+        {"seq_idx": torch.zeros(1, 40)},
         {"output_attentions": True},
+        {"indices": torch.zeros(1, 40, 8)},  # sparse attention, as several models ask for it
+        {"block_indices": torch.zeros(1, 2, 8)},
+        {"sinks": torch.zeros(2)},
+        {"of_a_later_release": False},
     ],
 )
 def test_options_without_a_kernel_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(NotImplementedError, match=f"{next(iter(given))} is given"):
         backend.attention(CAUSAL, *heads_first(), None, **given)
+
+
+def test_what_does_not_change_the_result_is_taken() -> None:
+    harmless = {
+        **dict.fromkeys(("s_aux", "position_bias", "cu_seq_lens_q", "of_a_later_release")),
+        "position_ids": torch.arange(40)[None],
+        "use_cache": True,
+        "return_dict": True,
+        "num_items_in_batch": torch.tensor(1),
+        "dropout": 0,
+        "output_attentions": False,
+    }
+    out, _ = backend.attention(CAUSAL, *heads_first(), None, **harmless)
+    assert out.equal(fa4.flash_attn_func(*draw((40, 70)), causal=True))
+
+
+def test_a_layer_that_does_not_say_whether_it_is_causal() -> None:
+    layer = torch.nn.Identity()
+    with pytest.raises(NotImplementedError, match="nor the layer Identity says is_causal"):
+        backend.attention(layer, *heads_first(), None)
+    out, _ = backend.attention(layer, *heads_first(), None, is_causal=False)
+    assert out.equal(fa4.flash_attn_func(*draw((40, 70))))
 
 
 def test_a_mask_is_refused() -> None:
@@ -142,3 +170,45 @@ def test_a_model_learns_as_with_sdpa() -> None:
         got = model.generate(tokens[:, :20], max_new_tokens=3, do_sample=False)
         model.set_attn_implementation("sdpa")
         assert got.equal(model.generate(tokens[:, :20], max_new_tokens=3, do_sample=False))
+
+
+TOKENS = {"input_ids": torch.arange(3, 43)[None]}
+SMALL = {"vocab_size": 64, "pad_token_id": 0}
+DECODER = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "sliding_window": 9,
+}
+ENCODER = {"hidden_size": 128, "intermediate_size": 128}
+ENCODER |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+TWO_STACKS = {"d_model": 128, "encoder_layers": 1, "decoder_layers": 1}
+TWO_STACKS |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+TWO_STACKS |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 128)
+MODELS = {
+    "Gemma2": (DECODER, TOKENS),  # softcap, windows in every second layer
+    "Bert": (ENCODER, TOKENS),
+    "Bart": (TWO_STACKS, TOKENS | {"decoder_input_ids": torch.arange(3, 12)[None]}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_other_kinds_compute_as_in_eager(name: str) -> None:
+    """What they hand down to an attention function is known here."""
+    transformers = pytest.importorskip("transformers")
+    backend.register()
+    sizes, inputs = MODELS[name]
+    config = getattr(transformers, f"{name}Config")(**sizes, **SMALL)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(config).bfloat16().eval()
+    results = []
+    for implementation in ("eager", "fa4"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            results.append(model(**inputs, output_hidden_states=True)[0].float())
+    expected, got = results
+    assert (got - expected).norm() < 0.02 * expected.norm()
+    assert not got.equal(expected)

@@ -1,6 +1,7 @@
 """The run: budget, what is left, what is saved."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from bench.hopper import cells, files
 from bench.hopper.cells import Cell, grid
 from bench.hopper.command import Budget, Run, parse
 from bench.hopper.measure import DeviceLost, Measurement, Outcome
+from bench.results import FOLDER
 from fa4.compile import PACKAGE, fingerprint
 from tests.bench.fakes import outcome
 
@@ -102,6 +104,22 @@ def test_json(tmp_path):
     assert first["implementations"]["ours"]["tflops"] == 400.0
     expected = {"status", "note", "ms", "samples_ms", "eager_ms", "host_us", "rel_rms", "worst_row"}
     assert expected <= set(first["implementations"]["ours"])
+
+
+def test_a_library_that_was_loaded_is_named_with_its_digest(tmp_path, monkeypatch):
+    library = tmp_path / "_vllm_fa3_C.abi3.so"
+    library.write_bytes(b"abc")
+    monkeypatch.setattr(torch.ops, "loaded_libraries", {str(library)})
+    expected = {library.name: {"bytes": 3, "sha256": "ba7816bf8f01"}}  # FIPS 180-4's example
+    assert files.environment()["libraries"] == expected
+
+
+def test_the_readme_names_the_results_that_do_not_name_their_kernels():
+    readme = (FOLDER.parents[1] / "README.md").read_text()
+    (names,) = re.findall(r"\(`fingerprint`\), but\s+(.*?), which are older", readme, re.DOTALL)
+    listed = set(re.findall(r"`(\w+)`", names))
+    saved = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
+    assert listed == {name for name, content in saved.items() if "fingerprint" not in content}
 
 
 def test_the_card_is_read_by_name(monkeypatch):

@@ -8,8 +8,17 @@ from fa4.launch import labels
 from fa4.pipeline import diagram
 from fa4.pipeline.check import Ledger, required_actions
 from fa4.pipeline.edges import Kind
-from fa4.pipeline.pipes import Pipe
+from fa4.pipeline.pipes import (
+    BackwardPipes,
+    HopperBackwardPipes,
+    HopperPipes,
+    Pipe,
+    Pipes,
+    PipeSet,
+    build_pipes,
+)
 from fa4.plan import plan_forward
+from fa4.plan_backward import plan_backward
 from fa4.plan_blackwell import BlackwellPlan
 from fa4.plan_hopper import MOST_WARPGROUPS
 from fa4.problem import example_problem
@@ -93,6 +102,31 @@ def test_bytes_are_announced_to_tma_edges_only() -> None:
     edge = make_plan((64, 64), "full", "bfloat16").edges()[2]
     with pytest.raises(ValueError, match="mma may not expect on edge s_computed: it is filled by"):
         Ledger().note(edge, "expect", by="mma", belongs_to="mma")
+
+
+KINDS = {
+    ("sm_100a", "forward"): Pipes,
+    ("sm_90a", "forward"): HopperPipes,
+    ("sm_100a", "backward"): BackwardPipes,
+    ("sm_90a", "backward"): HopperBackwardPipes,
+}
+
+
+@pytest.mark.parametrize(("kernel", "kind"), KINDS.items(), ids=str)
+def test_an_edge_without_a_field_and_a_field_without_an_edge_are_named(
+    kernel: tuple[str, str], kind: type[PipeSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arch, direction = kernel
+    plan_of = plan_forward if direction == "forward" else plan_backward
+    plan = plan_of(example_problem(64), arch)
+    new = replace(plan.edges()[0], name="mask_loaded")
+    extra = rf"has edges \['mask_loaded'\] that class {kind.__name__} of fa4/pipeline/pipes.py"
+    lost = rf"class {kind.__name__} .* has fields \['{plan.edges()[-1].name}'\] that are no edges"
+    for edges, message in (((*plan.edges(), new), extra), (plan.edges()[:-1], lost)):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(plan), "edges", lambda _, edges=edges: edges)
+            with pytest.raises(ValueError, match=message):
+                build_pipes(plan, kind, smem=None, ledger=Ledger())
 
 
 def test_another_roles_part_is_refused(every_plan: BlackwellPlan) -> None:

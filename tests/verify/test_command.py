@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fa4.cli import main
+from fa4.compile import PACKAGE, fingerprint
 from fa4.verify import ladder
 from fa4.verify.ladder import Outcome
 from fa4.verify.workers import DIED
@@ -60,6 +61,7 @@ def test_a_failure_is_named_and_ends_in_exit_code_1(rungs, capsys, tmp_path):
     assert "FAILED emulated: O is wrong" in said.err
     saved = json.loads((tmp_path / "v").read_text())
     assert saved["not_climbed"]["on Hopper silicon"] == "no GPU"
+    assert fingerprint(PACKAGE).startswith(saved["fingerprint"])
     first = saved["kernels"][0]
     assert (first["name"], first["failed"]) == ("fa4_fwd_d64_bfloat16", "emulated")
     assert first["rungs"]["emulated"] == {"runs": 1, "failure": "O is wrong", "lost": False}
@@ -122,6 +124,23 @@ def test_it_can_stop_earlier(rungs, capsys):
     said = capsys.readouterr().out
     assert "hostile" not in said
     assert "Not climbed" not in said
+
+
+def test_what_nothing_here_runs_is_compiled_only(rungs, capsys):
+    rungs()
+    b300 = ["verify", "--arch", "sm_103a", *ONE[3:]]
+    with pytest.raises(SystemExit) as stopped:
+        main(b300)
+    assert stopped.value.code == 2
+    assert "--arch sm_103a: nothing here runs these kernels; add --up-to compiled" in (
+        capsys.readouterr().err
+    )
+    assert main([*b300, "--up-to", "compiled"]) == 0
+    said = capsys.readouterr()
+    assert "sm_103a fa4_fwd_d64_float16_right_left_softcap ok" in said.err
+    assert "No rung is a run on a Blackwell GPU." in said.out
+    assert main(["verify", *ONE[3:]]) == 0
+    assert "sm_103a" not in capsys.readouterr().err
 
 
 def test_a_name_that_no_kernel_has(capsys):

@@ -41,6 +41,6 @@ def test_every_compiled_kernel_has_one_variant():
         kinds = len(dims) * len(MASKS) * len(DTYPES) * 2
         assert len({variant.plan for variant in backward}) == len(backward) == 2 * kinds
         assert len({variant.plan for variant in forward}) == len(forward)
-        assert len(forward) == kinds if arch == "sm_100a" else len(forward) > kinds
+        assert len(forward) == kinds if arch != "sm_90a" else len(forward) > kinds
         assert all(variant.plan.arch == variant.arch for variant in forward + backward)
         assert len(set(map(str, forward + backward))) == len(forward + backward)
