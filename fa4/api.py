@@ -29,7 +29,7 @@ from fa4.addressing import (
     with_plain_strides,
 )
 from fa4.allocation import EMPTY, Memory, index_of, is_elsewhere
-from fa4.emulator.sessions import open_sessions
+from fa4.emulator.sessions import current_session, open_sessions
 from fa4.plan import plan_forward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, default_scale
@@ -101,9 +101,10 @@ def flash_attn_func(
     q, k and v have gradients, through lse too, but no second derivatives. Options are passed by
     name: their order differs among versions of FlashAttention. Fake tensors give fake results.
 
-    CUDA tensors on compute capability 9.0, 10.0 and 10.3 run natively; a call may be captured in a
-    CUDA graph after one with the same shapes and options was made outside. CPU tensors run the same
-    compiled kernel in the emulator, for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
+    CUDA tensors run on compute capability 9.0, 10.0 and 10.3; what stands behind each is in the
+    README's ladder of evidence. A call may be captured in a CUDA graph after one with the same
+    shapes and options was made outside. CPU tensors run the same compiled kernel in the emulator,
+    for the architecture in FA4_EMULATE_ARCH (sm_100a unless set).
 
     Raises:
         TypeError, ValueError: a dtype, shape, stride, option or kind of tensor that is not
@@ -400,7 +401,7 @@ def foreign_arch(q: torch.Tensor) -> str | None:
     session that takes CUDA tensors."""
     if q.is_cpu:
         return emulated_arch()
-    here = open_sessions[-1] if open_sessions else None
+    here = current_session() if open_sessions else None
     return here.arch if here is not None and here.takes == q.device.type else None
 
 
