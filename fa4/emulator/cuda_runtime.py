@@ -17,7 +17,8 @@ from fa4.emulator import fatbin
 
 _ERROR_KIND = b"RuntimeError"
 _CUDA_ERROR_UNKNOWN = 999
-_ATTRIBUTE_BYTES, _ATTRIBUTE_VALUE, _CLUSTER_DIMENSION = 72, 8, 4
+_ATTRIBUTE_BYTES, _ATTRIBUTE_VALUE = 72, 8
+_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6  # cudaLaunchAttributeID
 
 # Never reached while a kernel runs, but possibly after the interpreter has gone: pure machine code.
 RETURN_ZERO = (
@@ -70,11 +71,20 @@ class _LaunchConfig(ctypes.Structure):
     )
 
     def cluster(self) -> tuple[int, int, int]:
+        value = self._value(_CLUSTER_DIMENSION)
+        return _Dim3.from_address(value).as_tuple() if value else (1, 1, 1)
+
+    def dependent(self) -> bool:
+        value = self._value(_PROGRAMMATIC_SERIALIZATION)
+        return bool(value and c_int.from_address(value).value)
+
+    def _value(self, number: int) -> int:
+        """Address of an attribute's value; 0 without it."""
         for i in range(self.attribute_count):
             attribute = self.attributes + i * _ATTRIBUTE_BYTES
-            if c_uint.from_address(attribute).value == _CLUSTER_DIMENSION:
-                return _Dim3.from_address(attribute + _ATTRIBUTE_VALUE).as_tuple()
-        return 1, 1, 1
+            if c_uint.from_address(attribute).value == number:
+                return attribute + _ATTRIBUTE_VALUE
+        return 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,8 @@ class Kernel:
 class RawLaunch:
     """One `cudaLaunchKernelEx`: `arguments` is the address of an array of parameter addresses.
 
-    `stream` is the CUDA stream's handle, of which an emulator needs nothing.
+    `stream` is the CUDA stream's handle, of which an emulator needs nothing. `dependent`: whether
+    the grid may begin before the one before it has ended.
     """
 
     kernel: Kernel
@@ -99,6 +110,7 @@ class RawLaunch:
     smem_bytes: int
     arguments: int
     stream: int = 0
+    dependent: bool = False
 
 
 class _Thread(threading.local):
@@ -197,8 +209,8 @@ class EmulatedRuntime:
             raise RuntimeError(f"kernel handle {kernel!r} was not loaded in the emulator")
         c = config.contents
         grid, block = c.grid.as_tuple(), c.block.as_tuple()
-        launch = RawLaunch(entry, grid, block, c.cluster(), c.smem_bytes, arguments, c.stream or 0)
-        self._on_launch(launch)
+        where = c.stream or 0, c.dependent()
+        self._on_launch(RawLaunch(entry, grid, block, c.cluster(), c.smem_bytes, arguments, *where))
 
     def _device_attribute(self, value: object, attribute: int, _device: int) -> None:
         value[0] = self._attribute(attribute)

@@ -93,6 +93,8 @@ class Machine:
         self.memory = memory.with_ranges(self._own_ranges())
         if check:
             self.checker = LaunchChecker(program, labels, self.memory)
+            if launch.unordered is not None:
+                self.checker.global_shadow.begin_unordered(launch.unordered)
         self.registers_per_thread = launch.registers_per_thread or self._registers()
         self._check_launch()
         grid, cluster = launch.grid, launch.cluster
@@ -201,4 +203,5 @@ class Machine:
         if self.checker is not None:
             stats.findings = list(self.checker.findings.values())
             stats.remarks = list(self.checker.remarks)
+            stats.written = self.checker.global_shadow.written()
         return stats

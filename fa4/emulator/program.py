@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from .errors import LaunchError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .checker.findings import Finding
     from .labels import Labels
     from .memory import GlobalMemory
@@ -41,7 +43,8 @@ class Launch:
 
     `registers_per_thread` is the register count at launch (the pool of setmaxnreg); None takes
     it from the kernel's `.maxnreg` or `.reqntid` and `.minnctapersm` directives.
-    `sm_count` is what `%nsmid` answers.
+    `sm_count` is what `%nsmid` answers. `unordered`: addresses of the words that a grid wrote which
+    may not have ended yet, for a checked run.
     """
 
     grid: Dim3
@@ -51,6 +54,7 @@ class Launch:
     params: bytes
     registers_per_thread: int | None = None
     sm_count: int = 148
+    unordered: np.ndarray | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for axis in range(3):
@@ -110,7 +114,8 @@ class RunStats:
     `by_role`: warp-instructions per role (or `warp i` without labels). `by_line`: the same per
     (source file, line), for PTX with line info. `mmas`: tcgen05.mma or wgmma instructions.
     `findings` and `remarks` are what a checked run has to say: faults, and what is none in
-    practice though the PTX ISA does not promise it.
+    practice though the PTX ISA does not promise it. `written`: addresses of the words of global
+    memory that a checked run wrote.
     """
 
     warp_instructions: int = 0
@@ -120,6 +125,7 @@ class RunStats:
     by_line: dict[tuple[str, int], int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    written: np.ndarray | None = field(default=None, repr=False, compare=False)
 
 
 class Program:

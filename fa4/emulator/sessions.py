@@ -101,6 +101,7 @@ class Session:
         self.device = self.device or DEVICES[self.arch]
         check_num_sms(self.device.num_sms)
         self._registered: list[tuple[int, int, str]] = []
+        self._written = None  # by the latest launch, if checked
 
     def register(self, memory: object, nbytes: int | None = None, name: str = "") -> None:
         """Allow kernels to reach this memory until the session ends.
@@ -149,9 +150,11 @@ class Session:
         launch = Launch(
             *(raw.grid, raw.block, raw.cluster, raw.smem_bytes, params),
             sm_count=self.device.num_sms,
+            unordered=self._written if raw.dependent else None,
         )
         watching = self.labels, self.observer
         stats = program.run(launch, memory, self._schedule, *watching, check=self.check)
+        self._written, stats.written = stats.written, None  # one launch's are enough to keep
         self.launches.append(
             LaunchRecord(raw.kernel.name, raw.grid, raw.block, raw.cluster, raw.smem_bytes, stats)
         )

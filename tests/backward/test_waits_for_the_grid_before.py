@@ -1,21 +1,27 @@
 """Kernels that start in the wake of the one before touch what it wrote behind griddepcontrol.wait.
 
-Nothing that runs the kernels sees a missing one: launches end before the next in the emulator and
-with Blackwell's kernels on Hopper silicon, and a GPU by itself rarely overlaps them that far. So
-the compiled PTX is read. What another kernel of the pass writes (LSE, delta, sums of dQ, turns, the
-tile counter) is reached by plain pointers; TMA descriptors are of the caller's tensors only.
+No result shows a missing one: launches end before the next in the emulator and with Blackwell's
+kernels on Hopper silicon, and a GPU by itself rarely overlaps them that far. A checked run finds
+it; on all paths, taken or not, it is read from the compiled PTX. What another kernel of the pass
+writes (LSE, delta, sums of dQ, turns, the tile counter) is reached by plain pointers; TMA
+descriptors are of the caller's tensors only.
 """
 
 import re
 
 import pytest
+import torch
 
+import fa4
+from fa4 import emulator
 from fa4.compile import artifacts
+from fa4.emulator.checker.findings import CheckError
 from fa4.emulator.program import Program
 from fa4.emulator.ptx.syntax import Instruction
 from fa4.emulator.translate.flow import Block
 from fa4.plan_backward import plan_backward
 from fa4.problem import example_problem
+from tests.backward.gradients import draw, upstream
 
 WAIT = "griddepcontrol.wait"
 PLAIN = re.compile(
@@ -119,3 +125,45 @@ def test_every_wait_is_needed(arch: str, kernel: str) -> None:
 def test_the_first_kernel_has_nobody_to_wait_for(arch: str) -> None:
     ptx, names = compiled(arch)
     assert not waits(ptx, names["_rows"])
+
+
+# Kernel, which of its waits are gone -> roles that a checked run finds too early. Blackwell's
+# reduce role alone is not: a dQ comes from LSE and delta, for which the load role has waited.
+EARLY = [
+    ("sm_100a", "", {0}, set()),
+    ("sm_100a", "", {1}, {"load"}),
+    ("sm_100a", "", {0, 1}, {"load", "reduce"}),
+    ("sm_100a", "_dq", {0}, None),  # without roles
+    ("sm_90a", "", {0}, {"load", "reduce"}),
+    ("sm_90a", "_dq", {0}, None),
+]
+
+
+@pytest.mark.parametrize(("arch", "kernel", "gone", "roles"), EARLY, ids=str)
+def test_a_checked_run_finds_a_missing_wait(
+    arch: str, kernel: str, gone: set[int], roles: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, found = Program.from_ptx, {}
+
+    def without(ptx: str, entry: str) -> Program:
+        if re.search(rf"deterministic{kernel}_\d+$", entry):
+            for number in sorted(gone, reverse=True):
+                begin, end = waits(ptx, entry)[number]
+                ptx = ptx[:begin] + ptx[end:]
+        return original(ptx, entry)
+
+    monkeypatch.setenv("FA4_EMULATE_ARCH", arch)
+    monkeypatch.setattr(Program, "from_ptx", staticmethod(without))
+    inputs = tuple(t.requires_grad_() for t in draw((150, 300), dims=(64, 64)))
+    try:
+        with emulator.session(arch=arch, num_sms=1, check=True):
+            out = fa4.flash_attn_func(*inputs, causal=True, deterministic=True)
+            torch.autograd.grad(out, inputs, upstream(inputs)[0])
+    except CheckError as error:
+        found = error.findings
+    assert all(re.search(rf"deterministic{kernel}_\d+$", name) for name in found)
+    early = [finding for findings in found.values() for finding in findings]
+    assert roles is not None or early
+    assert roles is None or {finding.second.role for finding in early} == roles
+    assert all("by the grid before" in finding.message for finding in early)
+    assert all("griddepcontrol.wait" in finding.missing for finding in early)

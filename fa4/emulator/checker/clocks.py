@@ -22,6 +22,7 @@ import numpy as np
 
 GENERIC, ASYNC, TENSOR, PENDING, PUBLIC = range(5)
 PASSED_ON = 3  # a barrier carries GENERIC, ASYNC and TENSOR
+GRID_BEFORE = 1  # an actor: its one step is the end of the grid that this one may overlap
 NEVER = np.iinfo(np.int32).max  # a step that has not been completed
 _FIRST_SIZE = 256
 
@@ -31,7 +32,7 @@ class Clocks:
 
     def __init__(self, warps: int) -> None:
         self.size = _FIRST_SIZE
-        self.names: list[tuple] = [("nothing",)]
+        self.names: list[tuple] = [("nothing",), ("grid before",)]
         self.numbers: dict[tuple, int] = {}
         self.warps = np.zeros((warps, 5, self.size), np.int32)
         self.carried: list[Carrier] = []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .clocks import ASYNC, GENERIC, PENDING, PUBLIC, TENSOR
+from .clocks import ASYNC, GENERIC, GRID_BEFORE, PENDING, PUBLIC, TENSOR
 
 if TYPE_CHECKING:
     from ..team import Team
@@ -39,6 +39,8 @@ class FenceChecks:
             self._publish_barriers(slots)
         elif kind.startswith("fence.mbarrier_init"):
             self._publish_barriers(slots)
+        elif kind == "griddepcontrol.wait":
+            self.clocks.warps[slots, GENERIC, GRID_BEFORE] = 1
         elif kind.startswith(_THREADS):
             self.checker.locations.fence(slots)
 

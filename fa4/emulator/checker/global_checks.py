@@ -5,6 +5,9 @@ global memory orders anything; a release passes on all that its cluster has done
 stores only those that were waited for. To pass on everything is more than the PTX ISA says, and so
 may hide a race but never makes one up. Reads of a range count from its first write on and before;
 of equally numbered actors of several clusters that read a word, the last one counts.
+
+A grid that is launched as dependent may begin before the one before it has ended: what that wrote
+is in order behind griddepcontrol.wait, of a warp or of one of its cluster that signals it since.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .clocks import ASYNC, GENERIC
+from .clocks import ASYNC, GENERIC, GRID_BEFORE
 from .records import Records
 from .shadow import Shadow, View
 
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from ..team import Team
     from .checker import ClusterChecker
     from .copy_checks import Flight
+
+
+NO_CLUSTER = -1  # of the grid before
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class GlobalView(View):
     def _known(self, cells: np.ndarray, writers: bool) -> np.ndarray:
         known, records = super()._known(cells, writers), self.records
         cluster = records.cluster[cells]
-        other = (cluster != self.cluster) & (cells != 0)
+        other = (cluster != self.cluster) & (cluster != NO_CLUSTER) & (cells != 0)
         if np.count_nonzero(other):
             learned = [self.learned.get(each, 0) for each in cluster.reshape(-1).tolist()]
             passed_on = np.array(learned).reshape(cells.shape) > records.moment[cells]
@@ -54,6 +60,27 @@ class GlobalShadow:
         self.report = report
         self._shadows: dict[int, Shadow] = {}
         self._early_reads: dict[int, list[tuple]] = {}
+        self._before = 0
+
+    def begin_unordered(self, places: np.ndarray) -> None:
+        """The grid before wrote the words at these addresses, and may not have ended."""
+        self._before = self.records.add(0, 0, GRID_BEFORE, 1)
+        self.records.cluster[self._before] = NO_CLUSTER
+        numbers = np.searchsorted(self.starts, places, "right") - 1
+        for number in np.unique(numbers).tolist():
+            mine = places[numbers == number]
+            words = (mine[mine < self.ends[number]] - self.starts[number]) >> 2
+            if number >= 0 and len(words):
+                self._shadow(number).writers.reshape(-1)[words] = self._before
+
+    def written(self) -> np.ndarray:
+        """Addresses of all words that this grid has written."""
+        found = [np.zeros(0, np.int64)]
+        for number, shadow in self._shadows.items():
+            cells = shadow.writers.reshape(-1)
+            words = np.flatnonzero((cells != 0) & (cells != self._before))
+            found.append(self.starts[number] + 4 * words)
+        return np.concatenate(found)
 
     def locate(self, address: int) -> int:
         """The number of the range that an address lies in."""
@@ -69,13 +96,16 @@ class GlobalShadow:
 
     def write(self, number: int, words: np.ndarray, records: np.ndarray | int, view: View) -> None:
         """Words are written."""
+        self._shadow(number).write(words, True, records, view)
+
+    def _shadow(self, number: int) -> Shadow:
         shadow = self._shadows.get(number)
         if shadow is None:
             cells = (self.ends[number] - self.starts[number] + 7) >> 2
             shadow = self._shadows[number] = Shadow(cells, 1, self.report, written=True)
             for early in self._early_reads.pop(number, ()):
                 shadow.read(early[0], True, early[1], early[2])
-        shadow.write(words, True, records, view)
+        return shadow
 
 
 UNDER_WAY = np.iinfo(np.int32).max  # the moment of a store before it is waited for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .clocks import ASYNC, GENERIC, NEVER
+from .clocks import ASYNC, GENERIC, GRID_BEFORE, NEVER
 from .findings import Access, Finding
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ class Naming:
             key = ("unwritten", sites[1], later.role)
             message = f"{memory} is read that nobody has written"
             self.checker.launch.add(key, lambda: Finding("unwritten", message, None, later))
+            return
+        if records.actor[first] == GRID_BEFORE:
+            key = ("grid before", kind, sites[1], later.role)
+            message = f"{memory} {_WORDS[kind]}, by the grid before"
+            missing = "a griddepcontrol.wait of this warp, or of one that signals it"
+            self.checker.launch.add(key, lambda: Finding("race", message, None, later, missing))
             return
         if self._lacks_only_a_proxy_fence(records, first, second) and (
             self._actor(records, first)[0] == "cp.async"

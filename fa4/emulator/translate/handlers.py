@@ -31,9 +31,9 @@ def emit_instruction(emitter: Emitter, instruction: Instruction) -> None:
     handler(emitter, instruction)
 
 
-@handles("fence", "membar")
+@handles("fence", "membar", "griddepcontrol")
 def _fence(emitter: Emitter, instruction: Instruction) -> None:
-    """Memory is sequentially consistent here: only a checker needs to know."""
+    """Memory is sequentially consistent here, grids never overlap: only a checker must know."""
     if emitter.places is not None:
         emitter.emit(f"w.checker.fences.fence(w,{instruction.opcode!r},{emitter.mask})")
 
@@ -41,11 +41,10 @@ def _fence(emitter: Emitter, instruction: Instruction) -> None:
 @handles(
     "prefetch",
     "prefetchu",
-    "griddepcontrol",
     "nanosleep",
     "discard",
     "applypriority",
     "pmevent",
 )
 def _no_effect(emitter: Emitter, instruction: Instruction) -> None:
-    """Grids never overlap, time does not pass."""
+    """Time does not pass."""
