@@ -130,18 +130,22 @@ def test_the_first_kernel_has_nobody_to_wait_for(arch: str) -> None:
 # Kernel, which of its waits are gone -> roles that a checked run finds too early. Blackwell's
 # reduce role alone is not: a dQ comes from LSE and delta, for which the load role has waited.
 EARLY = [
-    ("sm_100a", "", {0}, set()),
-    ("sm_100a", "", {1}, {"load"}),
-    ("sm_100a", "", {0, 1}, {"load", "reduce"}),
-    ("sm_100a", "_dq", {0}, None),  # without roles
-    ("sm_90a", "", {0}, {"load", "reduce"}),
-    ("sm_90a", "_dq", {0}, None),
+    ("sm_100a", "", (0,), ()),
+    ("sm_100a", "", (1,), ("load",)),
+    ("sm_100a", "", (0, 1), ("load", "reduce")),
+    ("sm_100a", "_dq", (0,), None),  # without roles
+    ("sm_90a", "", (0,), ("load", "reduce")),
+    ("sm_90a", "_dq", (0,), None),
 ]
 
 
 @pytest.mark.parametrize(("arch", "kernel", "gone", "roles"), EARLY, ids=str)
 def test_a_checked_run_finds_a_missing_wait(
-    arch: str, kernel: str, gone: set[int], roles: set[str] | None, monkeypatch: pytest.MonkeyPatch
+    arch: str,
+    kernel: str,
+    gone: tuple[int, ...],
+    roles: tuple[str, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original, found = Program.from_ptx, {}
 
@@ -164,6 +168,6 @@ def test_a_checked_run_finds_a_missing_wait(
     assert all(re.search(rf"deterministic{kernel}_\d+$", name) for name in found)
     early = [finding for findings in found.values() for finding in findings]
     assert roles is not None or early
-    assert roles is None or {finding.second.role for finding in early} == roles
+    assert roles is None or {finding.second.role for finding in early} == set(roles)
     assert all("by the grid before" in finding.message for finding in early)
     assert all("griddepcontrol.wait" in finding.missing for finding in early)

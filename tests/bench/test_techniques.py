@@ -1,7 +1,12 @@
 """`python -m bench techniques` without a GPU: which variants there are, and the table."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+import torch
+
+from bench.hopper import techniques
 from bench.hopper.cells import Cell
 from bench.hopper.techniques import PLANNED, WITHOUT, main, problem_of, report, variants
 from fa4.plan import plan_forward
@@ -30,6 +35,28 @@ def test_table() -> None:
     text = report({"d64 full 2k": {PLANNED: 2.0, "running maximum": 2.5}})
     assert "1.250" in text
     assert "2.000" in text
+
+
+def test_a_run_that_is_cut_short_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = iter([{PLANNED: 2.0, "running maximum": 2.5}])
+
+    def measure(device: object, cell: Cell) -> dict[str, float]:
+        try:
+            return next(measured)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(techniques, "measure", measure)
+    monkeypatch.setattr(techniques.files, "environment", dict)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--head-dims", "64", "--lengths", "512", "--out", str(tmp_path)])
+    kept = json.loads((tmp_path / "techniques.json").read_text())["ms"]
+    assert kept == {"d64 full 512": {PLANNED: 2.0, "running maximum": 2.5}}
+    assert "1.250" in (tmp_path / "techniques.txt").read_text()
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture) -> None:
