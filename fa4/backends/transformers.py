@@ -97,7 +97,8 @@ def attention(
         query, key, value: (batch, heads, seqlen, head_dim); under autocast in its dtype.
         attention_mask: None, or NotImplementedError.
         options: `sliding_window`, `softcap`, `deterministic`; `_HARMLESS` ones count for nothing,
-            and any other that is not None or off (`_OFF`) is a NotImplementedError.
+            and any other that is not None or off (`_OFF`) is a NotImplementedError. A
+            `sliding_window` below 1 is a ValueError.
 
     Returns:
         out (batch, seqlen, heads, head_dim), and None for the weights.
@@ -112,6 +113,11 @@ def attention(
             f"False. {_REMEDY}"
         )
     window = options.get("sliding_window")
+    if window is not None and window < 1:  # 0 would come out as -1, which is unbounded
+        raise ValueError(
+            f"sliding_window is {window}; it must be at least 1, which is the token itself, or "
+            "None for full attention."
+        )
     # transformers counts a token to its own window, and has the same one on both sides
     bound = None if window is None else window - 1
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))

@@ -55,6 +55,20 @@ def test_options_become_ours() -> None:
     assert out.equal(fa4.flash_attn_func(*draw((40, 70)), window_size=(19, 19)))
 
 
+@pytest.mark.parametrize("window", [0, -1])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_without_a_token_is_refused(window: int, causal: bool) -> None:
+    with pytest.raises(ValueError, match=f"sliding_window is {window}; it must be at least 1"):
+        backend.attention(CAUSAL, *heads_first(), None, is_causal=causal, sliding_window=window)
+
+
+def test_the_narrowest_window_is_the_token_itself() -> None:
+    query, key, value = (tensor[:, :, :40] for tensor in heads_first())
+    out, _ = backend.attention(CAUSAL, query, key, value, None, sliding_window=1)
+    each = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    assert out.equal(each.transpose(1, 2))
+
+
 @pytest.mark.parametrize("asked", [None, False, True])
 def test_gradients_are_deterministic_on_request(asked: bool | None) -> None:
     query, key, value = (tensor.requires_grad_() for tensor in heads_first())
