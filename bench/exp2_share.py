@@ -15,6 +15,7 @@ from bench.results import save
 from fa4.compile import artifacts
 from fa4.plan_blackwell import BlackwellPlan
 from fa4.profile.elf import read_toolchain
+from fa4.profile.options import positive
 from fa4.profile.static import analyse
 from fa4.profile.summary import Summary, summarise
 from fa4.profile.table import table
@@ -43,7 +44,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--shares", type=int, nargs="+", default=SHARES, help="multiples of 8, 0 to 128"
     )
-    parser.add_argument("--head-dims", type=int, nargs="+", help="default: all that are tuned")
+    tuned = [head_dim for head_dim, _ in DIMS]
+    parser.add_argument(
+        "--head-dims", type=positive, nargs="+", choices=tuned, help="default: all that are tuned"
+    )
     arguments = parser.parse_args(argv)
     cases = [Case(d, dv, causal=True) for d, dv in DIMS if d in (arguments.head_dims or [d])]
     points = [Point(case, share) for case in cases for share in arguments.shares]

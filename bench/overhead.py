@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -26,6 +25,7 @@ import torch
 
 from bench.hopper import files
 from bench.hopper.implementations import OURS, Implementation, implementations
+from fa4.profile.options import output_file, positive
 
 SHAPE = (1, 256, 4, 128)  # batch, length, heads, head dim
 LOOP = 100  # calls; far below the launch queue's depth, where the host would wait
@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Options; wrong ones end the program."""
     parser = argparse.ArgumentParser(prog="python -m bench overhead", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--rounds", type=positive, default=30)
+    parser.add_argument("--json", type=output_file, help="file for the results")
     return parser.parse_args(argv)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import sysconfig
 import time
@@ -210,6 +211,15 @@ def save(folder: Path, name: str, losses: list[float], rate: float) -> None:
     figure.savefig(folder / "loss.png", dpi=120)
 
 
+def writable_folder(text: str) -> Path:
+    """The folder for the results, refused before the training rather than after it."""
+    folder = Path(text)
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    if not (os.path.isdir(there) and os.access(there, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{there} is no folder to write in; name another")
+    return folder
+
+
 def main() -> int:
     """Train once, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -218,7 +228,7 @@ def main() -> int:
     parser.add_argument("--device", type=torch.device, default=torch.device(here))
     parser.add_argument("--steps", type=int, help="default: 300, on a CPU 3")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="keep losses and a plot")
+    parser.add_argument("--out", type=writable_folder, metavar="DIR", help="keep losses and a plot")
     asked = parser.parse_args()
     on_cpu = asked.device.type == "cpu"
     steps = asked.steps if asked.steps is not None else (3 if on_cpu else 300)

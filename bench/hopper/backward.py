@@ -28,6 +28,7 @@ from bench.hopper.timing import Effort
 from fa4.plan_backward import plan_backward
 from fa4.plan_base import BasePlan
 from fa4.problem import Problem, example_problem
+from fa4.profile.options import positive
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +58,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Options; wrong ones end the program."""
     parser = argparse.ArgumentParser(prog="python -m bench hopper-backward", description=__doc__)
     add_grid_options(parser)
-    parser.add_argument("--rounds", type=int, default=Effort.rounds, help="of timing, at least")
+    parser.add_argument(
+        "--rounds", type=positive, default=Effort.rounds, help="of timing, at least"
+    )
     parser.add_argument(
         "--tunings",
         nargs="*",

@@ -22,7 +22,7 @@ from bench.hopper.cuda import CudaDevice
 from bench.hopper.implementations import gemm, implementations
 from bench.hopper.measure import Bench, DeviceLost, Measurement
 from bench.hopper.summary import FORWARD_GOALS, Goals, cell_line, report
-from fa4.profile.options import output_folder
+from fa4.profile.options import output_folder, positive
 
 
 def main(argv: list[str]) -> int:
@@ -88,16 +88,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="PERCENT",
         help="of the query blocks get a row whose maximum jumps late: a tile computed twice",
     )
-    parser.add_argument("--jump-rows", type=int, default=128, help="rows of such a block")
+    parser.add_argument("--jump-rows", type=positive, default=128, help="rows of such a block")
     return parser.parse_args(argv)
 
 
 def add_grid_options(parser: argparse.ArgumentParser) -> None:
     """Which cells, of what, for how long, and where results go."""
-    parser.add_argument("--head-dims", type=int, nargs="+", default=cells.HEAD_DIMS)
+    parser.add_argument("--head-dims", type=positive, nargs="+", default=cells.HEAD_DIMS)
     parser.add_argument("--masks", nargs="+", choices=cells.MASKS, default=cells.MASKS)
     lengths = parser.add_mutually_exclusive_group()
-    lengths.add_argument("--lengths", type=int, nargs="+", default=cells.LENGTHS)
+    lengths.add_argument("--lengths", type=positive, nargs="+", default=cells.LENGTHS)
     lengths.add_argument(
         "--quick",
         dest="lengths",

@@ -37,7 +37,7 @@ from bench.hopper.problems import Trial, draw
 from fa4.plan import plan_forward
 from fa4.plan_backward import plan_backward
 from fa4.plan_base import BasePlan
-from fa4.profile.options import output_file
+from fa4.profile.options import output_file, positive
 
 REPORT_EVERY = 100  # problems
 SHOWN = 20  # problems of an outcome that a file names
@@ -105,11 +105,11 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> tuple[Search, Path | None]:
     """Options: the search, and the file for its summary; wrong ones end the program."""
     parser = argparse.ArgumentParser(prog="python -m bench fuzz", description=__doc__)
-    parser.add_argument("--count", type=int, default=2000, help="problems to compare")
+    parser.add_argument("--count", type=positive, default=2000, help="problems to compare")
     parser.add_argument("--first", type=int, default=0, help="seed of the first problem")
     parser.add_argument("--seconds", type=float, help="start no new problem after this long")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes: kernels compile in parallel"
+        "--jobs", type=positive, default=1, help="processes: kernels compile in parallel"
     )
     parser.add_argument(
         "--head-dims", type=_dims, nargs="+", default=[], help="only these, e.g. 64 192x128"
@@ -117,9 +117,6 @@ def parse(argv: list[str]) -> tuple[Search, Path | None]:
     parser.add_argument("--backward", action="store_true", help="gradients too")
     parser.add_argument("--json", type=output_file, help="file for the summary")
     options = parser.parse_args(argv)
-    for name in ("count", "jobs"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     search = Search(
         options.first,
         options.count,
@@ -265,4 +262,4 @@ def text(report: dict[str, Any]) -> str:
 def _dims(word: str) -> tuple[int, int]:
     """Parse `64` or `192x128`."""
     head_dim, _, head_dim_v = word.partition("x")
-    return int(head_dim), int(head_dim_v or head_dim)
+    return positive(head_dim), positive(head_dim_v or head_dim)

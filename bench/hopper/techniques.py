@@ -19,7 +19,7 @@ from bench.progress import progress
 from fa4.plan import plan_forward
 from fa4.plan_hopper import HopperPlan, HopperTuning
 from fa4.problem import Problem, default_scale, example_problem
-from fa4.profile.options import output_folder
+from fa4.profile.options import output_folder, positive
 from fa4.profile.table import table
 
 PLANNED = "as planned"
@@ -87,8 +87,8 @@ def problem_of(cell: Cell) -> Problem:
 def main(argv: list[str]) -> int:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(prog="python -m bench techniques", description=__doc__)
-    parser.add_argument("--head-dims", type=int, nargs="+", default=cells.HEAD_DIMS)
-    parser.add_argument("--lengths", type=int, nargs="+", default=(512, 2048, 8192))
+    parser.add_argument("--head-dims", type=positive, nargs="+", default=cells.HEAD_DIMS)
+    parser.add_argument("--lengths", type=positive, nargs="+", default=(512, 2048, 8192))
     parser.add_argument("--out", type=output_folder, default="out", help="folder for the results")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):

@@ -19,6 +19,7 @@ from bench.mutants.marks import separate_cache
 from bench.mutants.report import Row, markdown, noticed
 from bench.progress import progress
 from bench.results import FOLDER, save
+from fa4.profile.options import positive
 
 REQUIRED = 0.95  # share of removals that must be noticed
 
@@ -66,7 +67,7 @@ def judge(task: tuple[str, int]) -> Row:
 def main(arguments: list[str]) -> int:
     """Judges every mutant; 1 when too many survive, or one of them without an explanation."""
     parser = argparse.ArgumentParser(prog="python -m bench mutants", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes (default: 1)")
     parser.add_argument("--kernel", choices=CASES, action="append", help="default: all")
     options = parser.parse_args(arguments)
     kernels = options.kernel or list(CASES)

@@ -18,7 +18,7 @@ from bench.on_hopper.trials import VARIANTS, Task, backward_trial, small_trial, 
 from bench.on_hopper.work import work
 from fa4.on_hopper.modes import MODES
 from fa4.on_hopper.sessions import no_hopper
-from fa4.profile.options import output_file
+from fa4.profile.options import output_file, positive
 from fa4.reference import AGREEING
 
 
@@ -49,11 +49,13 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Options; wrong ones end the program."""
     parser = argparse.ArgumentParser(prog="python -m bench on-hopper", description=__doc__)
-    parser.add_argument("--count", type=int, default=500, help="problems, each in every mode")
+    parser.add_argument("--count", type=positive, default=500, help="problems, each in every mode")
     parser.add_argument("--first", type=int, default=0, help="seed of the first problem")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--seconds", type=float, default=240.0, help="start nothing after this")
-    parser.add_argument("--jobs", type=int, default=8, help="processes: kernels compile at once")
+    parser.add_argument(
+        "--jobs", type=positive, default=8, help="processes: kernels compile at once"
+    )
     parser.add_argument(
         "--json", type=output_file, help="write this, and a line per kernel, to this file"
     )

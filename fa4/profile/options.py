@@ -6,6 +6,7 @@ The types of arguments serve all commands: a wrong one ends the program while it
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from fa4.problem import Problem, default_scale, example_problem
@@ -49,19 +50,24 @@ def positive(text: str) -> int:
 def output_file(text: str) -> Path:
     """An argument that names a file to write at the end of long work, in a folder that is there."""
     path = Path(text)
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # unlike Path's, False where it may not be looked into
         raise argparse.ArgumentTypeError(f"{path.parent} is no folder; make it first")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
+    there = path if os.path.exists(path) else path.parent
+    if not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{there} may not be written; name another file")
     return path
 
 
 def output_folder(text: str) -> Path:
     """An argument that names a folder for results, which is made if it is not there."""
     path = Path(text)
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not there.is_dir():
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
+    if not os.path.isdir(there):
         raise argparse.ArgumentTypeError(f"{there} is a file; name a folder")
+    if not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{there} may not be written; name another folder")
     return path
 
 

@@ -1,6 +1,8 @@
 """The GPT of the examples learns with our kernels as with torch's."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,21 @@ def test_saved_run(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "runs" / "fa4.json").read_text())
     assert saved == {"losses": [3.0, 2.0], "tokens_per_second": 10.0}
     assert (tmp_path / "runs" / "loss.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("why", ["a file is in the way", "may not be written"])
+def test_a_folder_without_a_place_for_results_is_refused_before_the_training(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    there = tmp_path
+    if why == "a file is in the way":
+        there = tmp_path / "results"
+        there.touch()
+    else:
+        monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (there, os.W_OK))
+    monkeypatch.setattr(example, "train", lambda *_: pytest.fail("trains"))
+    monkeypatch.setattr(sys, "argv", ["train_gpt.py", "--out", str(there / "new" / "run")])
+    with pytest.raises(SystemExit) as stopped:
+        example.main()
+    assert stopped.value.code == 2
+    assert f"argument --out: {there} is no folder to write in" in capsys.readouterr().err
