@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fa4.compile import PACKAGE, fingerprint
+from fa4.compile import PACKAGE, source_digest
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("nvidia-cutlass-dsl", "flash-attn-4", "quack-kernels", "nvidia-cuda-nvdisasm")
@@ -18,10 +18,10 @@ STATIC = "static counts of compiled code; cycles are modelled, nothing is measur
 
 
 def provenance() -> dict[str, str]:
-    """When, and of which kernels: another source of them or another compiler has another one."""
+    """When, and of which kernels: another source of them has another one."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "fingerprint": fingerprint(PACKAGE)[:DIGITS],
+        "fingerprint": source_digest(PACKAGE)[:DIGITS],
     }
 
 

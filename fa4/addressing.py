@@ -45,8 +45,8 @@ def stride_obstacle(strides: tuple[int, ...], size: int) -> str | None:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """In elements, of a contiguous tensor."""
-    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
+    """In elements, of a contiguous tensor; as torch counts, an empty dimension is one of size 1."""
+    return tuple(accumulate((max(n, 1) for n in reversed(shape[1:])), mul, initial=1))[::-1]
 
 
 def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:

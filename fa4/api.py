@@ -137,15 +137,15 @@ def attention(
     recorded. q, k and v have memory, see `is_plain`."""
     try:
         layouts, arch = (layout_of(q), layout_of(k), layout_of(v)), foreign_arch(q)
-    except RuntimeError:  # a nested tensor has no shape
-        _refuse_kinds(q, k, v)
-        raise
-    try:
         call = _prepare(layouts, arch, with_lse, *options)
+        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
     except TypeError:  # perhaps only since an option cannot be hashed: say what it must be
         resolve(layouts, arch, *options)
         raise
-    if call.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % TMA_ALIGNMENT:
+    except (RuntimeError, ValueError):  # tensors of other kinds lack a shape, strides, an address
+        _refuse_kinds(q, k, v)
+        raise
+    if call.copies or addresses % TMA_ALIGNMENT:
         q, k, v = addressable("q", q), addressable("k", k), addressable("v", v)
         return attention(q, k, v, options, with_lse)
     if is_elsewhere(call.device):
@@ -230,8 +230,8 @@ def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Ten
 
 
 def _refuse_kinds(*tensors: Any, without_memory: bool = False) -> None:
-    """Raise TypeError for q, k, v that are no tensors, nested or distributed over processes, and,
-    if told so, for those that may have no memory of their own."""
+    """Raise TypeError for q, k, v that are no tensors, nested, not strided or distributed over
+    processes, and, if told so, for those that may have no memory of their own."""
     distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     for name, tensor in zip("qkv", tensors, strict=True):
         kind = type(tensor).__name__
@@ -241,6 +241,8 @@ def _refuse_kinds(*tensors: Any, without_memory: bool = False) -> None:
             raise TypeError(
                 f"{name} is nested; sequences of a batch have one length here. Call once for each."
             )
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"{name} has layout {tensor.layout}; pass {name}.to_dense().")
         if isinstance(tensor, distributed):
             raise TypeError(
                 f"{name} is a {kind}; attention is not distributed here. Shard it by batch or "

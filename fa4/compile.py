@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions
 from pathlib import Path
 
 import cuda.bindings.driver as cuda
@@ -145,17 +145,27 @@ def compile_to(plan: BasePlan, path: Path) -> None:
 @cache
 def fingerprint(package: Path) -> str:
     """Changes whenever compiled code might: sources of the kernel, compiler, and host machine."""
-    digest = hashlib.sha256("\n".join((platform.machine(), *compiler())).encode())
-    for path in kernel_sources(package):
-        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+    made_by = platform.machine(), *compiler(), source_digest(package)
+    return hashlib.sha256("\n".join(made_by).encode()).hexdigest()
 
 
 def compiler() -> list[str]:
     """Name and version of each installed distribution of the DSL, such as those for CUDA 12 or 13,
-    whose ptxas are different ones."""
-    names = ((re.sub(r"[-_.]+", "-", d.name).lower(), d.version) for d in distributions())
-    return sorted(f"{name} {version}" for name, version in names if name.startswith(COMPILER))
+    whose ptxas are different ones. Raises PackageNotFoundError where its version is not known."""
+    installed = [(name, each.version) for each in distributions() if (name := each.name)]
+    names = ((re.sub(r"[-_.]+", "-", name).lower(), version) for name, version in installed)
+    found = sorted(f"{name} {version}" for name, version in names if name.startswith(COMPILER))
+    if not found:
+        raise PackageNotFoundError(COMPILER)
+    return found
+
+
+def source_digest(package: Path) -> str:
+    """Of the files of the package that compiled code depends on."""
+    digest = hashlib.sha256()
+    for path in kernel_sources(package):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def kernel_sources(package: Path) -> list[Path]:

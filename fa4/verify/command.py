@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fa4._version import __version__
-from fa4.compile import PACKAGE, fingerprint
+from fa4.compile import PACKAGE, source_digest
 from fa4.emulator.sessions import DEVICES
 from fa4.on_hopper.modes import MODES
 from fa4.profile.options import output_file, positive
@@ -150,7 +150,7 @@ def as_json(climbed: Climbed, absent: dict[str, str], effort: Effort) -> dict[st
     """Everything, for programs."""
     return {
         "fa4": __version__,
-        "fingerprint": fingerprint(PACKAGE)[:12],  # of the kernels' sources
+        "fingerprint": source_digest(PACKAGE)[:12],  # of the kernels' sources
         "effort": asdict(effort),
         "not_climbed": absent,
         "kernels": [

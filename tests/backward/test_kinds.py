@@ -1,5 +1,6 @@
 """What is no plain tensor: subclasses, no memory, transforms, forward-mode derivatives."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,3 +144,13 @@ def test_a_batch_of_gradients() -> None:
     expected = torch.autograd.grad(out, leaves, ones, retain_graph=True)
     got = torch.autograd.grad(out, leaves, torch.stack((-ones, ones)), is_grads_batched=True)
     assert all(a[1].equal(b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["sparse_coo", "mkldnn"])
+def test_tensors_that_are_not_strided_are_refused(kind: str) -> None:
+    plain = torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16)
+    other = plain.to_sparse() if kind == "sparse_coo" else plain.to_mkldnn()
+    message = rf"q has layout torch\.\w*{kind}\w*; pass q\.to_dense\(\)"
+    with pytest.raises(TypeError, match=message):
+        fa4.flash_attn_func(other, plain, plain)
+    assert re.search(message, fa4.can_implement(other, plain, plain).reason)

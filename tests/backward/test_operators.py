@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo import compiled_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -42,6 +43,10 @@ def test_opcheck_of_empty_problems(queries: int, keys: int) -> None:
     opcheck(torch.ops.fa4.attention_backward.default, arguments)
     results = torch.ops.fa4.attention_backward(*arguments)
     assert all(r.eq(0).all() and r.shape == t.shape for r, t in zip(results, inputs, strict=True))
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in inputs]
+        promised = torch.ops.fa4.attention(*fakes, *OPTIONS)
+    assert [t.stride() for t in (out, lse)] == [t.stride() for t in promised]
     opcheck(torch.ops.fa4.attention.default, (*(t.requires_grad_() for t in inputs), *OPTIONS))
 
 

@@ -12,7 +12,7 @@ from bench.hopper.cells import Cell, grid
 from bench.hopper.command import Budget, Run, parse
 from bench.hopper.measure import DeviceLost, Measurement, Outcome
 from bench.results import FOLDER
-from fa4.compile import PACKAGE, fingerprint
+from fa4.compile import PACKAGE, source_digest
 from tests.bench.fakes import outcome
 
 PLANNED = grid(("mha",), (64,), ("full", "causal"), (512, 1024))
@@ -92,7 +92,7 @@ def test_json(tmp_path):
     data = json.loads(path.read_text())
     assert data["schema"] == files.SCHEMA
     assert {"date", "gpu", "versions", "card", "command", "stopped"} <= set(data)
-    assert fingerprint(PACKAGE).startswith(data["fingerprint"])
+    assert source_digest(PACKAGE).startswith(data["fingerprint"])
     assert len(data["fingerprint"]) == 12
     assert {"torch", "cudnn", "cuda", "flash-attn-4", "fa4"} <= set(data["versions"])
     assert data["left"] == ["d64 causal 1k"]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +115,21 @@ def test_another_compiler_or_machine_makes_a_new_entry(
     assert len(set(found)) == len(found)
     underscores = (cu12[0].replace("-", "_"), cu12[1])
     assert fingerprint("x86_64", underscores, ("torch", "99.0"), main) == found[0]
+
+
+def test_what_an_aborted_installation_left_behind_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = compilation.compiler()
+    (tmp_path / "broken-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert compilation.compiler() == known
+
+
+def test_a_compiler_of_unknown_version_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "distributions", list)
+    with pytest.raises(PackageNotFoundError, match="nvidia-cutlass-dsl"):
+        compilation.compiler()
 
 
 def test_two_processes_may_compile_one_kernel_at_once(cache: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fa4.cli import main
-from fa4.compile import PACKAGE, fingerprint
+from fa4.compile import PACKAGE, source_digest
 from fa4.verify import ladder
 from fa4.verify.ladder import Outcome
 from fa4.verify.workers import DIED
@@ -61,7 +61,7 @@ def test_a_failure_is_named_and_ends_in_exit_code_1(rungs, capsys, tmp_path):
     assert "FAILED emulated: O is wrong" in said.err
     saved = json.loads((tmp_path / "v").read_text())
     assert saved["not_climbed"]["on Hopper silicon"] == "no GPU"
-    assert fingerprint(PACKAGE).startswith(saved["fingerprint"])
+    assert source_digest(PACKAGE).startswith(saved["fingerprint"])
     first = saved["kernels"][0]
     assert (first["name"], first["failed"]) == ("fa4_fwd_d64_bfloat16", "emulated")
     assert first["rungs"]["emulated"] == {"runs": 1, "failure": "O is wrong", "lost": False}
