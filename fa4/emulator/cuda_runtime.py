@@ -99,7 +99,7 @@ class Kernel:
 class RawLaunch:
     """One `cudaLaunchKernelEx`: `arguments` is the address of an array of parameter addresses.
 
-    `stream` is the CUDA stream's handle, of which an emulator needs nothing. `dependent`: whether
+    `stream` is the CUDA stream's handle, which only tells launches apart. `dependent`: whether
     the grid may begin before the one before it has ended.
     """
 

@@ -24,12 +24,16 @@ What a disk cache must hold
     Load inside a session to emulate, outside of one to launch natively: what is loaded stays bound
     to where it was loaded. A function loaded for the emulator may be called in any later session.
 
-Limits: a session holds for all threads of the process. A TVM-FFI function that is called from C++,
-or that was loaded outside of sessions, is not redirected.
+Limits: a session that a user opens holds for all threads of the process. While only a call on CPU
+tensors is emulated, what other threads call through the DSL (HardwareInfo, compiled functions, CuTe
+tensors) goes on natively, but what they compile then is for that call's architecture
+(CUTE_DSL_ARCH), unless fa4 compiles it. A TVM-FFI function that is called from C++, or that was
+loaded outside of sessions, is not redirected.
 """
 
 import contextlib
 import importlib.util
+import threading
 from collections.abc import Callable, Iterator
 
 from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
@@ -58,6 +62,7 @@ class Hook:
 
     def __init__(self) -> None:
         self.sessions: list[object] = []
+        self._thread = 0  # that entered latest
         self.arguments = Arguments()
         self.runtime = EmulatedRuntime(self._launch, self._attribute)
         callbacks = self.runtime.callbacks()
@@ -71,8 +76,8 @@ class Hook:
     def enter(self, session: object, implicit: bool = False) -> None:
         """Redirect calls to `session` until `leave`.
 
-        implicit: no user opened it, and native launches of other threads go on; whoever did holds
-        PROCESS_STATE until it is closed.
+        implicit: no user opened it, and calls of other threads go on natively, although the DSL's
+        compile target is process-wide; whoever did holds PROCESS_STATE until it is closed.
         """
         with PROCESS_STATE:
             if session in self.sessions:
@@ -81,6 +86,7 @@ class Hook:
                 with contextlib.ExitStack() as patches:
                     self._install(patches)
                     self._patches = patches.pop_all()
+            self._thread = threading.get_ident()
             self.sessions.append(session)
             if not implicit:
                 open_sessions.append(session)
@@ -103,7 +109,7 @@ class Hook:
             self._target.enter_context(compile_target(self.sessions[-1].arch))
 
     def _current(self) -> object:
-        if not self.sessions:
+        if not self.sessions or not self._redirects():
             raise RuntimeError(
                 "this function is bound to the emulator: call it inside fa4.emulator.session()"
             )
@@ -133,7 +139,7 @@ class Hook:
 
     def _install(self, patches: contextlib.ExitStack) -> None:
         def patch(owner: object, name: str, make: Callable[[object], object]) -> None:
-            patches.enter_context(replaced(owner, name, make))
+            patches.enter_context(replaced(owner, name, lambda native: self._here(native, make)))
 
         patches.enter_context(keep_ptx())
         for name in ("__call__", "run_compiled_program", "to"):
@@ -152,6 +158,18 @@ class Hook:
             patch(provider.TVMFFIJitCompiledFunction, "__call__", self._tvm_ffi_call)
             patch(provider.TVMFFIJitCompiledFunctionWithKwargs, "__call__", self._tvm_ffi_call)
             patch(provider.TVMFFIJitCompiledFunctionBase, "to", lambda original: original)
+
+    def _redirects(self) -> bool:
+        """Whether this thread's calls are redirected: an implicit session is of one thread."""
+        return bool(open_sessions) or threading.get_ident() == self._thread
+
+    def _here(self, native: Callable, make: Callable[[object], object]) -> Callable[..., object]:
+        emulated = make(native)
+
+        def call(*args: object, **kwargs: object) -> object:
+            return (emulated if self._redirects() else native)(*args, **kwargs)
+
+        return call
 
     def _on_twin(self, original: Callable[..., object]) -> Callable[..., object]:
         def call(function: object, *args: object, **kwargs: object) -> object:

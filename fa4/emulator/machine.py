@@ -203,5 +203,5 @@ class Machine:
         if self.checker is not None:
             stats.findings = list(self.checker.findings.values())
             stats.remarks = list(self.checker.remarks)
-            stats.written = self.checker.global_shadow.written()
+            stats.touched = self.checker.global_shadow.touched()
         return stats

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .errors import LaunchError
 
@@ -37,14 +37,21 @@ class Param:
     offset: int
 
 
+class Touched(NamedTuple):
+    """Addresses of the words of global memory that a grid wrote, and of those that it read."""
+
+    written: np.ndarray
+    read: np.ndarray
+
+
 @dataclass(frozen=True)
 class Launch:
     """What a launch call passes. `params` is the parameter block laid out as `Program.params`.
 
     `registers_per_thread` is the register count at launch (the pool of setmaxnreg); None takes
     it from the kernel's `.maxnreg` or `.reqntid` and `.minnctapersm` directives.
-    `sm_count` is what `%nsmid` answers. `unordered`: addresses of the words that a grid wrote which
-    may not have ended yet, for a checked run.
+    `sm_count` is what `%nsmid` answers. `unordered`: what a grid touched which may not have ended
+    yet, for a checked run.
     """
 
     grid: Dim3
@@ -54,7 +61,7 @@ class Launch:
     params: bytes
     registers_per_thread: int | None = None
     sm_count: int = 148
-    unordered: np.ndarray | None = field(default=None, compare=False)
+    unordered: Touched | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for axis in range(3):
@@ -114,8 +121,8 @@ class RunStats:
     `by_role`: warp-instructions per role (or `warp i` without labels). `by_line`: the same per
     (source file, line), for PTX with line info. `mmas`: tcgen05.mma or wgmma instructions.
     `findings` and `remarks` are what a checked run has to say: faults, and what is none in
-    practice though the PTX ISA does not promise it. `written`: addresses of the words of global
-    memory that a checked run wrote.
+    practice though the PTX ISA does not promise it. `touched`: for a launch that may begin before
+    this one has ended, of a checked run.
     """
 
     warp_instructions: int = 0
@@ -125,7 +132,7 @@ class RunStats:
     by_line: dict[tuple[str, int], int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    written: np.ndarray | None = field(default=None, repr=False, compare=False)
+    touched: Touched | None = field(default=None, repr=False, compare=False)
 
 
 class Program:

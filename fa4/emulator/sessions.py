@@ -101,7 +101,7 @@ class Session:
         self.device = self.device or DEVICES[self.arch]
         check_num_sms(self.device.num_sms)
         self._registered: list[tuple[int, int, str]] = []
-        self._written = None  # by the latest launch, if checked
+        self._before = None, None  # stream and touched words of the latest launch, if checked
 
     def register(self, memory: object, nbytes: int | None = None, name: str = "") -> None:
         """Allow kernels to reach this memory until the session ends.
@@ -147,14 +147,15 @@ class Session:
         for i, (address, nbytes) in enumerate(ranges):
             memory.add(address, nbytes, f"tensor argument {i}")
         params = _pack_parameters(program.params, raw.arguments)
+        (stream, touched), self._before = self._before, (None, None)  # also if this one raises
         launch = Launch(
             *(raw.grid, raw.block, raw.cluster, raw.smem_bytes, params),
             sm_count=self.device.num_sms,
-            unordered=self._written if raw.dependent else None,
+            unordered=touched if raw.dependent and raw.stream == stream else None,
         )
         watching = self.labels, self.observer
         stats = program.run(launch, memory, self._schedule, *watching, check=self.check)
-        self._written, stats.written = stats.written, None  # one launch's are enough to keep
+        self._before, stats.touched = (raw.stream, stats.touched), None  # one's are enough
         self.launches.append(
             LaunchRecord(raw.kernel.name, raw.grid, raw.block, raw.cluster, raw.smem_bytes, stats)
         )
@@ -163,6 +164,7 @@ class Session:
         from fa4.emulator.hook import the_hook
 
         the_hook().enter(self, self.implicit)
+        self._before = None, None
         return self
 
     def __exit__(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fa4.emulator.memory import GlobalMemory
-from fa4.emulator.program import Launch, Program, RunStats, Schedule
+from fa4.emulator.program import Launch, Program, RunStats, Schedule, Touched
 
 KINDS = ("early", "late", "random", "priority")
 _DECLARATIONS = """
@@ -39,6 +39,7 @@ def run(
     smem: int = 0,
     schedule: Schedule | None = None,
     directives: str = "",
+    unordered: Touched | None = None,
     **options: object,
 ) -> RunStats:
     """Runs a kernel body. Array i's address is in %d(50 + i); %r99 is the thread index."""
@@ -46,7 +47,8 @@ def run(
     for number, array in enumerate(arrays):
         memory.add(array.ctypes.data, array.nbytes, f"p{number}")
     params = np.array([array.ctypes.data for array in arrays], np.uint64).tobytes()
-    launch = Launch((ctas, 1, 1), (threads, 1, 1), (cluster, 1, 1), smem, params)
+    sizes = (ctas, 1, 1), (threads, 1, 1), (cluster, 1, 1)
+    launch = Launch(*sizes, smem, params, unordered=unordered)
     program = Program.from_ptx(module(body, len(arrays), directives), "k")
     return program.run(launch, memory, schedule or Schedule(), **options)
 

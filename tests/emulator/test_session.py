@@ -12,13 +12,14 @@ from cutlass import Float32, Int8, Int64
 from cutlass.cute.runtime import from_dlpack, make_ptr
 from cutlass.cute.typing import AddressSpace
 from cutlass.cutlass_dsl import CuTeDSL
+from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 from cutlass.utils import HardwareInfo
 
 import fa4.emulator
 from fa4.emulator import sessions
 from fa4.emulator.cuda_runtime import EmulatedRuntime
 from fa4.emulator.errors import AddressError, LaunchError
-from fa4.emulator.hook import Hook
+from fa4.emulator.hook import Hook, LoadedFunction, the_hook
 from fa4.emulator.program import Program
 from tests.emulator import session_kernels as kernels
 
@@ -312,6 +313,25 @@ def test_threads_may_close_their_sessions_in_any_order():
         assert fa4.emulator.current_session() is second
         other.submit(second.__exit__, None, None, None).result()
     assert compile_settings() == before
+
+
+def test_other_threads_go_on_natively_while_one_call_is_emulated(monkeypatch):
+    monkeypatch.setattr(HardwareInfo, "get_l2_cache_size_in_bytes", lambda info: 7)
+    monkeypatch.setattr(CudaDialectJitCompiledFunction, "__call__", lambda *args: "native")
+
+    def l2_bytes():
+        return HardwareInfo.get_l2_cache_size_in_bytes(None)
+
+    loaded = LoadedFunction(the_hook(), lambda: "emulated")
+    with ThreadPoolExecutor(1) as other, sessions.Session(implicit=True) as here:
+        assert l2_bytes() == here.device.l2_bytes
+        assert loaded() == "emulated"
+        assert other.submit(l2_bytes).result() == 7
+        assert other.submit(CudaDialectJitCompiledFunction.__call__, None).result() == "native"
+        with pytest.raises(RuntimeError, match="call it inside"):
+            other.submit(loaded).result()
+    with ThreadPoolExecutor(1) as other, sessions.Session() as here:
+        assert other.submit(l2_bytes).result() == here.device.l2_bytes
 
 
 def test_ptx_is_kept_until_the_last_who_asked_for_it_is_done():

@@ -41,6 +41,7 @@ class FenceChecks:
             self._publish_barriers(slots)
         elif kind == "griddepcontrol.wait":
             self.clocks.warps[slots, GENERIC, GRID_BEFORE] = 1
+            self.checker.launch.global_shadow.waited = True
         elif kind.startswith(_THREADS):
             self.checker.locations.fence(slots)
 

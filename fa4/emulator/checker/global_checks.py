@@ -7,18 +7,22 @@ may hide a race but never makes one up. Reads of a range count from its first wr
 of equally numbered actors of several clusters that read a word, the last one counts.
 
 A grid that is launched as dependent may begin before the one before it has ended: what that wrote
-is in order behind griddepcontrol.wait, of a warp or of one of its cluster that signals it since.
+or read is in order behind griddepcontrol.wait, of a warp or of one that signals it since. A grid
+that never waits hands on what the one before it touched. Not known: a grid that waits, but only
+after its griddepcontrol.launch_dependents, so that the next may begin before the one before it has
+ended; and whether the wait for a grid that never waits covers the one before that: it is taken to.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..program import Touched
 from .clocks import ASYNC, GENERIC, GRID_BEFORE
 from .records import Records
 from .shadow import Shadow, View
@@ -60,27 +64,44 @@ class GlobalShadow:
         self.report = report
         self._shadows: dict[int, Shadow] = {}
         self._early_reads: dict[int, list[tuple]] = {}
-        self._before = 0
+        self._before, self._unordered = 0, None
+        self.waited = False  # any warp, for the grid before
 
-    def begin_unordered(self, places: np.ndarray) -> None:
-        """The grid before wrote the words at these addresses, and may not have ended."""
+    def begin_unordered(self, touched: Touched) -> None:
+        """The grid before touched this, and may not have ended."""
+        self._unordered = touched
         self._before = self.records.add(0, 0, GRID_BEFORE, 1)
         self.records.cluster[self._before] = NO_CLUSTER
-        numbers = np.searchsorted(self.starts, places, "right") - 1
-        for number in np.unique(numbers).tolist():
-            mine = places[numbers == number]
-            words = (mine[mine < self.ends[number]] - self.starts[number]) >> 2
-            if number >= 0 and len(words):
-                self._shadow(number).writers.reshape(-1)[words] = self._before
+        for number, words in self._by_range(touched.written):
+            self._shadow(number).writers.reshape(-1)[words] = self._before
+        clocks = np.zeros((GENERIC + 1, GRID_BEFORE + 1), np.int32)
+        itself = View(self.records, clocks, GENERIC, own=GRID_BEFORE)
+        for number, words in self._by_range(touched.read):
+            self.read(number, words, self._before, itself)
 
-    def written(self) -> np.ndarray:
-        """Addresses of all words that this grid has written."""
-        found = [np.zeros(0, np.int64)]
+    def _by_range(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """The words at those addresses that lie in a range of this launch."""
+        numbers = np.searchsorted(self.starts, places, "right") - 1
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            mine = places[numbers == number]
+            yield number, (mine[mine < self.ends[number]] - self.starts[number]) >> 2
+
+    def touched(self) -> Touched:
+        """What this grid has written and read; if it never waited, also what the one before did."""
+        written, read = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for number, shadow in self._shadows.items():
-            cells = shadow.writers.reshape(-1)
-            words = np.flatnonzero((cells != 0) & (cells != self._before))
-            found.append(self.starts[number] + 4 * words)
-        return np.concatenate(found)
+            for cells, found in ((shadow.writers[None], written), (shadow.readers, read)):
+                mine = ((cells != 0) & (cells != self._before)).any(0).reshape(-1)
+                found.append(self.starts[number] + 4 * np.flatnonzero(mine))
+        for number, reads in self._early_reads.items():
+            mine = np.zeros((self.ends[number] - self.starts[number] + 7) >> 2, np.bool_)
+            for words, record, _ in reads:
+                mine[words] |= record != self._before
+            read.append(self.starts[number] + 4 * np.flatnonzero(mine))
+        if self._unordered is not None and not self.waited:
+            written.append(self._unordered.written)
+            read.append(self._unordered.read)
+        return Touched(np.concatenate(written), np.concatenate(read))
 
     def locate(self, address: int) -> int:
         """The number of the range that an address lies in."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .clocks import ASYNC, GENERIC, PENDING, PUBLIC, TENSOR
+from .clocks import ASYNC, GENERIC, GRID_BEFORE, PENDING, PUBLIC, TENSOR
 
 if TYPE_CHECKING:
     from .checker import ClusterChecker
@@ -23,15 +23,19 @@ _TAKEN = [GENERIC, ASYNC, PENDING]
 class ClusterOrder:
     """What the clusters of a launch have told each other through global memory.
 
-    A cluster counts its releases. `learned[a][b]`: how many of b's releases a knows of.
+    A cluster counts its releases. `learned[a][b]`: how many of b's releases a knows of. `waited`:
+    words that a warp released for which the grid before had ended.
     """
 
     def __init__(self) -> None:
         self.releases: dict[int, int] = {}
         self.learned: dict[int, dict[int, int]] = {}
+        self.waited: set[int] = set()
         self._places: dict[int, dict[int, int]] = {}
 
-    def release(self, cluster: int, word: int) -> None:
+    def release(self, cluster: int, word: int, waited: bool) -> None:
+        if waited:
+            self.waited.add(word)
         count = self.releases[cluster] = self.releases.get(cluster, 0) + 1
         known = {**self.learned.get(cluster, {}), cluster: count}
         _join(self._places.setdefault(word, {}), known)
@@ -61,7 +65,7 @@ class LocationChecks:
         """fence.acq_rel or fence.sc."""
         for slot in slots:
             for word in self._met.pop(slot, ()):
-                self.order.acquire(self.checker.number, word)
+                self._acquire(slot, word)
             taken = self._taken.pop(slot, None)
             if taken is not None:
                 self._learn(slot, taken)
@@ -75,14 +79,14 @@ class LocationChecks:
             return
         self._places[place] = _joined(self._places.get(place), known)
         if place[0] < 0:
-            self.order.release(self.checker.number, place[1])
+            self.order.release(self.checker.number, place[1], known[0, GRID_BEFORE] > 0)
         if release:
             self.clocks.step([slot])
 
     def read(self, slot: int, place: tuple[int, int], acquire: bool) -> None:
         """A strong read."""
         if place[0] < 0 and acquire:
-            self.order.acquire(self.checker.number, place[1])
+            self._acquire(slot, place[1])
         elif place[0] < 0:
             self._met.setdefault(slot, set()).add(place[1])
         known = self._places.get(place)
@@ -92,6 +96,11 @@ class LocationChecks:
             self._learn(slot, known)
         else:
             self._taken[slot] = _joined(self._taken.get(slot), known)
+
+    def _acquire(self, slot: int, word: int) -> None:
+        self.order.acquire(self.checker.number, word)
+        if word in self.order.waited:
+            self.clocks.warps[slot, GENERIC, GRID_BEFORE] = 1
 
     def _learn(self, slot: int, known: np.ndarray) -> None:
         rows = self.clocks.warps[slot]
