@@ -1,12 +1,10 @@
 """TMA: descriptors as the CuTe DSL encodes them, swizzle, edges, stores, reductions, multicast."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from fa4.emulator.errors import AddressError, DescriptorError
-from fa4.emulator.program import Schedule
+from fa4.emulator.program import RunStats, Schedule
 from fa4.emulator.tma_descriptor import decode
 from tests.emulator.ptx_kernels import KINDS, aligned, run, tensor_map, wait
 
@@ -178,7 +176,7 @@ def test_descriptors_of_the_dsl(dtype, shape, swizzle, box, monkeypatch):
 
     def capture(_program, launch, *_args, **_options):
         captured.append(launch)
-        return SimpleNamespace(findings=[])
+        return RunStats()
 
     monkeypatch.setattr(Program, "run", capture)
     size = getattr(torch, dtype).itemsize
