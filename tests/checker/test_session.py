@@ -80,3 +80,28 @@ def test_a_finding_names_both_sides_and_the_edge() -> None:
     assert "correction.py" in text
     assert "epilogue.py" in text
     assert "CTA (0, 0, 0)" in text
+
+
+def test_what_the_backward_reads_of_keys_that_no_query_sees_is_told() -> None:
+    """The one finding on our kernels, and a true one: for such keys nothing was accumulated, and
+    what the epilogue reads all the same it replaces by zeros."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = ((1, 60, 1, 64), (1, 300, 1, 64), (1, 300, 1, 64))
+    q, k, v = (torch.randn(*s, generator=generator).bfloat16().requires_grad_() for s in shapes)
+
+    def gradients() -> Tensors:
+        out = fa4.flash_attn_func(q, k, v, window_size=(10, 0))
+        return torch.autograd.grad(out.sum(), (q, k, v))
+
+    with pytest.raises(CheckError) as error, emulator.session(num_sms=1, check=True):
+        dq, dk, dv = gradients()
+    found = [finding for findings in error.value.findings.values() for finding in findings]
+    assert {(f.kind, f.message.split(" (")[0]) for f in found} == {
+        ("unwritten", "tensor memory is read that nobody has written")
+    }
+    assert {f.second.role for f in found} == {"compute"}
+    unseen = 300 - 60 - 10
+    assert not dk[:, :unseen].any()
+    assert not dv[:, :unseen].any()
+    assert dk[:, unseen:].any()
+    assert dq.isfinite().all()
