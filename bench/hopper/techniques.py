@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -97,18 +96,14 @@ def main(argv: list[str]) -> int:
     from bench.hopper.cuda import CudaDevice
 
     todo = grid(("mha",), options.head_dims, cells.MASKS, options.lengths)
-    rows: dict[str, dict[str, float]] = {}
+    run, rows = files.environment(), {}
     for cell in progress(todo, "cell"):
         rows[str(cell)] = measure(CudaDevice(), cell)
-        save(options.out, rows)
+        # anew after each cell: a run that is cut short keeps what it has measured
+        files.save(options.out, "techniques.json", json.dumps({**run, "ms": rows}))
+        files.save(options.out, "techniques.txt", report(rows))
     print(report(rows))
     return 0
-
-
-def save(folder: Path, rows: Mapping[str, Mapping[str, float]]) -> None:
-    """Anew after each cell: a run that is cut short keeps what it has measured."""
-    files.save(folder, "techniques.json", json.dumps({**files.environment(), "ms": rows}))
-    files.save(folder, "techniques.txt", report(rows))
 
 
 def measure(device: Device, cell: Cell) -> dict[str, float]:
